@@ -92,9 +92,9 @@ class Coordinator:
         """Wait for the n-th message of a kind that passes the test, and return it."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                found = [m for _, m in self.heard if isinstance(m, kind) and test(m)]
-                if len(found) >= n:
-                    return found[n - 1]
+                messages = [m for _, m in self.heard if isinstance(m, kind) and test(m)]
+                if len(messages) >= n:
+                    return messages[n - 1]
                 self._news.clear()
                 await self._news.wait()
 
@@ -307,12 +307,12 @@ def descendants(pid: int) -> dict[int, str]:
             with contextlib.suppress(OSError):
                 stat = (entry / "stat").read_text()
                 parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     frontier = [pid]
     while frontier:
         parent = frontier.pop()
         for child in [c for c, p in parents.items() if p == parent]:
             with contextlib.suppress(OSError):
-                found[child] = command_line(child)
+                commands[child] = command_line(child)
                 frontier.append(child)
-    return found
+    return commands

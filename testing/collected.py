@@ -15,5 +15,5 @@ PREFIX = "collected: "
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Write node ids with the names of their marks."""
-    found = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in session.items}
-    sys.stdout.write(f"\n{PREFIX}{json.dumps(found)}\n")
+    marks = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in session.items}
+    sys.stdout.write(f"\n{PREFIX}{json.dumps(marks)}\n")

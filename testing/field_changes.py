@@ -117,8 +117,8 @@ def placed(path: str, value: Any) -> dict[str, Any]:
     """Return a merge patch of the spec that sets a field; None removes it."""
     for part in reversed(path.split(".")):
         value = {part: value}
-    found: dict[str, Any] = value
-    return found
+    patch: dict[str, Any] = value
+    return patch
 
 
 def spec_with(path: str, value: Any) -> dict[str, Any]:

@@ -100,12 +100,12 @@ class OwnFiles:
 
 def noted(tmpdir: Path) -> set[str]:
     """Return the files below /dev/shm that ranks of runs with this TMPDIR have noted."""
-    found = set()
+    paths = set()
     for folder in _run_folders(tmpdir):
         for note in scratch._notes(folder):
             with contextlib.suppress(OSError):
-                found |= {f"/dev/shm/{name}" for name in note.read_text().splitlines()}
-    return found
+                paths |= {f"/dev/shm/{name}" for name in note.read_text().splitlines()}
+    return paths
 
 
 def _run_folders(tmpdir: Path) -> Iterator[Path]:
@@ -118,19 +118,19 @@ def _run_folders(tmpdir: Path) -> Iterator[Path]:
 
 def _process_managers() -> set[int]:
     """Return the pids of all running MPI programs that start ranks."""
-    found = set()
+    pids = set()
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with contextlib.suppress(OSError):
                 if (process / "comm").read_text().strip() in PROCESS_MANAGER:
-                    found.add(int(process.name))
-    return found
+                    pids.add(int(process.name))
+    return pids
 
 
 def _unused(candidates: Callable[[], set[str]], patience_s: float) -> list[str]:
     until = time.monotonic() + patience_s
-    while found := candidates():
-        left = found - _used()
+    while existing := candidates():
+        left = existing - _used()
         if not left or time.monotonic() > until:
             return sorted(left)
         time.sleep(0.1)
@@ -159,7 +159,7 @@ def processes_of(folder: Path) -> list[str]:
     Returns:
         pid and command line of each.
     """
-    found = []
+    processes = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
             continue
@@ -168,19 +168,19 @@ def processes_of(folder: Path) -> list[str]:
             if inside or os.fsencode(folder) in (process / "environ").read_bytes():
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if words:
-                    found.append(f"{process.name} {words}")
-    return sorted(found)
+                    processes.append(f"{process.name} {words}")
+    return sorted(processes)
 
 
 def folders_of(folder: Path) -> list[str]:
     """Return temporary folders of the runs whose TMPDIR is `folder`, and all sockets below it."""
-    found = {str(path) for path in folder.rglob(f"{scratch.PREFIX}*")}
-    found |= {str(path) for path in folder.rglob("*") if path.is_socket()}
+    folders = {str(path) for path in folder.rglob(f"{scratch.PREFIX}*")}
+    folders |= {str(path) for path in folder.rglob("*") if path.is_socket()}
     for owner in scratch.SHORT.glob(f"{scratch.PREFIX}*/{scratch.LOCK}"):
         with contextlib.suppress(OSError):
             if f"TMPDIR {folder}" in owner.read_text():
-                found.add(str(owner.parent))
-    return sorted(found)
+                folders.add(str(owner.parent))
+    return sorted(folders)
 
 
 def listening(*pids: int) -> set[str]:
@@ -195,40 +195,40 @@ def listening(*pids: int) -> set[str]:
         pid and socket of each, as text.
     """
     sockets = _listening_sockets()
-    found: set[str] = set()
+    held: set[str] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for fd in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     target = str(fd.readlink())
                     if target in sockets:
-                        found.add(f"{pid}: {sockets[target]}")
-    return found
+                        held.add(f"{pid}: {sockets[target]}")
+    return held
 
 
 def _listening_sockets() -> dict[str, str]:
     """Return the link target in /proc/PID/fd -> description of each listening socket."""
-    found = {}
+    sockets = {}
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
                 words = line.split()
                 if words[3] == "0A":  # LISTEN
                     port = int(words[1].rpartition(":")[2], 16)
-                    found[f"socket:[{words[9]}]"] = f"TCP port {port}"
+                    sockets[f"socket:[{words[9]}]"] = f"TCP port {port}"
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
         if len(words) > 7 and words[7].startswith("@"):
-            found[f"socket:[{words[6]}]"] = f"abstract socket {words[7]}"
-    return found
+            sockets[f"socket:[{words[6]}]"] = f"abstract socket {words[7]}"
+    return sockets
 
 
 def memory_of(*pids: int) -> list[str]:
     """Return the unnamed shared memory for sums that these processes have open or mapped."""
-    found: set[str] = set()
+    names: set[str] = set()
     for pid in pids:
-        found |= {f"{pid}: {name}" for name in _used_by(Path(f"/proc/{pid}")) if _is_memory(name)}
-    return sorted(found)
+        names |= {f"{pid}: {name}" for name in _used_by(Path(f"/proc/{pid}")) if _is_memory(name)}
+    return sorted(names)
 
 
 def _maker(name: str) -> int | None:
@@ -264,11 +264,11 @@ def _used() -> set[str]:
 
 
 def _used_by(process: Path) -> set[str]:
-    found: set[str] = set()
+    paths: set[str] = set()
     # The process may just have ended, or closed a file.
     with contextlib.suppress(OSError):
         # The path is the sixth field, and may contain spaces.
         for line in (process / "maps").read_text().splitlines():
-            found.add(line.split(maxsplit=5)[-1])
-        found.update(os.readlink(fd) for fd in (process / "fd").iterdir())  # noqa: PTH115
-    return found
+            paths.add(line.split(maxsplit=5)[-1])
+        paths.update(os.readlink(fd) for fd in (process / "fd").iterdir())  # noqa: PTH115
+    return paths

@@ -83,10 +83,10 @@ class LeftOvers:
     def look(self) -> list[str]:
         """Return what is left, after waiting for what is about to end."""
         until = time.monotonic() + self._patience_s
-        while (found := self._left()) and time.monotonic() < until:
+        while (left := self._left()) and time.monotonic() < until:
             time.sleep(0.2)
         self._own.look()
-        return found + [f"file {path}" for path in self._own.left()]
+        return left + [f"file {path}" for path in self._own.left()]
 
     def _left(self) -> list[str]:
         processes = [f"process {text}" for text in processes_with(self.mark)]
@@ -96,26 +96,26 @@ class LeftOvers:
 
 def pids_with(mark: str) -> list[int]:
     """Return all other processes that have NAME=VALUE in their environment."""
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def processes_with(mark: str) -> list[str]:
     """Return pid and command line of each process with the mark."""
-    found = []
+    processes = []
     for pid in pids_with(mark):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             # multiprocessing ends its tracker together with this process.
             if words and "multiprocessing.resource_tracker" not in words:
-                found.append(f"{pid} {words}")
-    return sorted(found)
+                processes.append(f"{pid} {words}")
+    return sorted(processes)
 
 
 @pytest.hookimpl(wrapper=True)

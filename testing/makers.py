@@ -78,20 +78,20 @@ def go(log: Log, *shares: Share, **facts: Any) -> Go:
 
 def arrivals(log: Log, **words: tuple[str, int]) -> dict[MemberId, Arrival]:
     """Build arrivals: with `r0=("arrive", 5)` rank 0 arrived at 5 ns."""
-    found = {}
+    result = {}
     for name, (kind, at_ns) in words.items():
         slot = int(name[1:])
         share = fresh(log, slot) if kind in ("arrive", "pending") else idle(slot)
         if kind == "pending":
             share = replace(share, fresh=False, base=log.version)
-        found[member(slot)] = Arrival(AnnounceKind(kind), at_ns, share)
-    return found
+        result[member(slot)] = Arrival(AnnounceKind(kind), at_ns, share)
+    return result
 
 
-def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arrivals:
+def table(log: Log, announced: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arrivals:
     """Return the arrivals of a starter that has received these announcements."""
     made = Arrivals(log, opened_ns)
-    for kind, at_ns, share in said.values():
+    for kind, at_ns, share in announced.values():
         assert share is not None
         made.hear(kind, at_ns, share)
     return made
@@ -100,5 +100,5 @@ def table(log: Log, said: Mapping[MemberId, Arrival], opened_ns: int = 0) -> Arr
 def pod_beat(*beats: m.Heartbeat) -> m.PodBeat:
     """Return the first heartbeat that the agent of these ranks sends."""
     slot, attempt = pod_of(beats[0].member)
-    heard = tuple((beat.member.local, beat.member.attempt) for beat in beats)
-    return m.PodBeat(slot, attempt, heard, changed=beats)
+    ranks = tuple((beat.member.local, beat.member.attempt) for beat in beats)
+    return m.PodBeat(slot, attempt, ranks, changed=beats)

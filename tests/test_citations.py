@@ -52,9 +52,9 @@ def test_a_citation_without_a_target_is_reported(
     root: Path, name: str, text: str, line: int, cited: str
 ) -> None:
     write(root, name, text)
-    found = citations.problems(root).splitlines()
-    assert found
-    assert found[0].startswith(f"{name}:{line}: {cited}: "), found
+    lines = citations.problems(root).splitlines()
+    assert lines
+    assert lines[0].startswith(f"{name}:{line}: {cited}: "), lines
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from scripts.entry_points import Table
 
 @pytest.mark.long
 def test_every_parsing_module_has_a_row_and_every_row_has_existing_tests() -> None:
-    found = "\n  ".join(sorted(entry_points.problems()))
-    assert not found, f"docs/security/entry_points.yaml:\n  {found}"
+    problems = "\n  ".join(sorted(entry_points.problems()))
+    assert not problems, f"docs/security/entry_points.yaml:\n  {problems}"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_missing_and_stale_rows_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     first, *others = rows.entries
     changed = msgspec.structs.replace(first, modules=["runtime/paceline/clock.py"], tests=[])
     monkeypatch.setattr(entry_points, "table", lambda: Table([changed, *others], rows.own))
-    found = "\n".join(entry_points.problems())
-    assert "runtime/paceline/clock.py is named and parses nothing" in found
-    assert f"{first.name} names no test" in found
-    assert f"{first.modules[0]} parses bytes and is in no row" in found
+    problems = "\n".join(entry_points.problems())
+    assert "runtime/paceline/clock.py is named and parses nothing" in problems
+    assert f"{first.name} names no test" in problems
+    assert f"{first.modules[0]} parses bytes and is in no row" in problems

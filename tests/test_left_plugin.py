@@ -109,8 +109,8 @@ def test_processes_started_by_a_failed_test_are_closed(
         f"def test_it(before): Call('begun'); {ends}\n"
     )
     run_pytest(tmp_path)
-    told = tmp_path / "closed"
-    assert (told.read_text() if told.exists() else "") == closed
+    file = tmp_path / "closed"
+    assert (file.read_text() if file.exists() else "") == closed
 
 
 @pytest.mark.exhaustive
@@ -135,10 +135,10 @@ def test_the_folder_of_a_run_in_progress_is_not_removed(look: LeftOvers) -> None
 def until_found(look: LeftOvers) -> list[str]:
     """Wait until a process is found; one that is calling exec shows no environment."""
     until = time.monotonic() + 30
-    while not (found := look.look()):
+    while not (left := look.look()):
         assert time.monotonic() < until
         time.sleep(0.01)
-    return found
+    return left
 
 
 def run_pytest(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

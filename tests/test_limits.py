@@ -50,10 +50,10 @@ def test_a_hard_limit_that_is_too_low_is_an_error_with_number_and_hint(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft_limit[0], 4096))
     with pytest.raises(
         LimitError, match=r"a rank needs up to 9\d{3} open .* limit is 4096"
-    ) as told:
+    ) as caught:
         ensure_files("a rank", 9_000)
-    assert "ulimit -n" in told.value.hint
-    assert told.value.exit_code == 2
+    assert "ulimit -n" in caught.value.hint
+    assert caught.value.exit_code == 2
     check_files("a rank", 4096)
 
 
@@ -64,9 +64,9 @@ def test_more_callers_than_the_listen_backlog_are_refused(
     allowed.write_text("128\n")
     monkeypatch.setattr(limits, "SOMAXCONN", allowed)
     ensure_callers("a rank", 128)
-    with pytest.raises(LimitError, match=r"up to 129 connect to a rank .* 128 of them") as told:
+    with pytest.raises(LimitError, match=r"up to 129 connect to a rank .* 128 of them") as caught:
         ensure_callers("a rank", 129)
-    assert "sysctl net.core.somaxconn=129" in told.value.hint
+    assert "sysctl net.core.somaxconn=129" in caught.value.hint
 
 
 def test_a_memory_limit_too_low_in_any_control_group_is_refused(
@@ -81,9 +81,9 @@ def test_a_memory_limit_too_low_in_any_control_group_is_refused(
     ensure_memory("the coordinator", 1 << 40, hint="")
     (tmp_path / "memory.max").write_text(f"{1024 * MIB}\n")
     ensure_memory("the coordinator", 100 * MIB, hint="")
-    with pytest.raises(LimitError, match=r"needs 1\d{3} MiB .* the limit is 1024 MiB") as told:
+    with pytest.raises(LimitError, match=r"needs 1\d{3} MiB .* the limit is 1024 MiB") as caught:
         ensure_memory("the coordinator", 1024 * MIB, hint="raise it")
-    assert told.value.hint == "raise it"
+    assert caught.value.hint == "raise it"
 
 
 def test_a_backlog_above_the_kernel_limit_is_not_an_error() -> None:

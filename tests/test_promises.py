@@ -32,8 +32,8 @@ UNKNOWN = "R" + "99"
 
 @pytest.mark.long
 def test_every_promise_has_a_row_and_every_row_has_existing_tests() -> None:
-    found = "\n  ".join(promises.problems())
-    assert not found, f"docs/testing/promises.yaml:\n  {found}"
+    problems = "\n  ".join(promises.problems())
+    assert not problems, f"docs/testing/promises.yaml:\n  {problems}"
 
 
 def test_the_number_of_untested_promises_matches_the_recorded_one() -> None:
@@ -43,21 +43,21 @@ def test_the_number_of_untested_promises_matches_the_recorded_one() -> None:
 
 def test_every_kind_of_promise_is_found_in_the_code() -> None:
     """A table whose format changed would otherwise require no rows."""
-    found = {section.key: section.declared() for section in promises.SECTIONS}
-    assert {"I1", "I18"} <= found["promises"].keys()
-    assert {"R1", "R45", "R54"} <= found["rules"].keys()
-    assert {"slow", "coordinator-kill"} <= found["injected faults"].keys()
-    assert {"kill", "batch dropped in backward"} <= found["faults of histories"].keys()
-    assert "One file holds two jobs." in found["mistakes"]
-    assert "collective.buffers.policy" in found["fields of a TrainingJob"]
-    assert "pod.env.valueFrom" in found["fields of a FabricProfile"]
-    assert {"run", "version"} <= found["commands"].keys()
-    assert "paceline_steps_total" in found["metrics of a worker"]
-    assert "paceline_rounds_committed_total" in found["metrics of the coordinator"]
-    assert "paceline_operator_watch_events_total" in found["metrics of the operator"]
-    for key, said in found.items():
-        assert all(said.values()), (
-            f"{key}: nothing is said of {[n for n, s in said.items() if not s]}"
+    declared = {section.key: section.declared() for section in promises.SECTIONS}
+    assert {"I1", "I18"} <= declared["promises"].keys()
+    assert {"R1", "R45", "R54"} <= declared["rules"].keys()
+    assert {"slow", "coordinator-kill"} <= declared["injected faults"].keys()
+    assert {"kill", "batch dropped in backward"} <= declared["faults of histories"].keys()
+    assert "One file holds two jobs." in declared["mistakes"]
+    assert "collective.buffers.policy" in declared["fields of a TrainingJob"]
+    assert "pod.env.valueFrom" in declared["fields of a FabricProfile"]
+    assert {"run", "version"} <= declared["commands"].keys()
+    assert "paceline_steps_total" in declared["metrics of a worker"]
+    assert "paceline_rounds_committed_total" in declared["metrics of the coordinator"]
+    assert "paceline_operator_watch_events_total" in declared["metrics of the operator"]
+    for key, texts in declared.items():
+        assert all(texts.values()), (
+            f"{key}: nothing is said of {[n for n, s in texts.items() if not s]}"
         )
 
 
@@ -70,8 +70,8 @@ def test_missing_and_unknown_rows_are_reported(monkeypatch: pytest.MonkeyPatch) 
     rows["poems"] = {}
     monkeypatch.setattr(promises, "held", lambda: rows)
     monkeypatch.setattr(promises, "not_held", lambda: ["rules: R1", f"rules: {UNKNOWN}"])
-    found = promises.problems()
-    assert len(found) == 7, found
+    problems = promises.problems()
+    assert len(problems) == 7, problems
     for part in (
         "poems: there is no such section",
         "rules: R7 is promised and has no row",
@@ -81,7 +81,7 @@ def test_missing_and_unknown_rows_are_reported(monkeypatch: pytest.MonkeyPatch) 
         "there is no file tests/core/test_no.py",
         "has no function test_no_such",
     ):
-        assert any(part in problem for problem in found), (part, found)
+        assert any(part in problem for problem in problems), (part, problems)
     with pytest.raises(LookupError, match="R7 is promised"):
         promises.markdown()
 
@@ -229,9 +229,9 @@ def test_pytest_collects_the_named_tests_with_the_stated_layers() -> None:
 
 def is_case(node: str, name: str, case: str) -> bool:
     """Return True if `case` is the id of a parameter of the node, or the beginning of its id."""
-    found, _, of = node.rstrip("]").partition("[")
+    function, _, of = node.rstrip("]").partition("[")
     parts = {of, *of.split("-"), of.partition("_")[0]}
-    return found == name and (not case or case in parts)
+    return function == name and (not case or case in parts)
 
 
 def layer_of_marks(marks: list[str]) -> Layer:

@@ -72,8 +72,8 @@ def test_every_kind_of_text_is_found(tmp_path: Path) -> None:
         "    # below it\n"
         '    raise ValueError(f"{LIMIT} is too much for anybody")\n'
     )
-    found = {(text.kind, text.line, text.text) for text in sample_prose.texts(path, tmp_path)}
-    assert found == {
+    texts = {(text.kind, text.line, text.text) for text in sample_prose.texts(path, tmp_path)}
+    assert texts == {
         ("docstring", 1, "A module."),
         ("docstring", 4, "Of all of them."),
         ("comment", 6, "One comment on two lines."),

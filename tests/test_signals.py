@@ -10,11 +10,11 @@ import pytest
 from paceline.signals import ENDING, on_request_to_end
 
 
-async def heard(*numbers: signal.Signals) -> list[signal.Signals]:
+async def received(*numbers: signal.Signals) -> list[signal.Signals]:
     """Send signals to this process, and return those that reached the callback."""
-    found: list[signal.Signals] = []
+    result: list[signal.Signals] = []
     loop = asyncio.get_running_loop()
-    on_request_to_end(loop, found.append)
+    on_request_to_end(loop, result.append)
     try:
         for number in numbers:
             os.kill(os.getpid(), number)
@@ -24,7 +24,7 @@ async def heard(*numbers: signal.Signals) -> list[signal.Signals]:
     finally:
         for number in ENDING:
             loop.remove_signal_handler(number)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,), (signal.SIGINT, signal.SIGHUP)])
@@ -34,8 +34,8 @@ def test_signals_ignored_at_the_start_stay_ignored(ignored: tuple[signal.Signals
     try:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
-        found = asyncio.run(heard(signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+        result = asyncio.run(received(signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert set(found) == set(ENDING) - set(ignored)
+    assert set(result) == set(ENDING) - set(ignored)

@@ -52,9 +52,9 @@ def test_a_link_to_a_missing_file_is_named(tmp_path: Path) -> None:
     root = copied(tmp_path)
     with (root / "docs/concepts.md").open("a") as page:
         page.write("\n[dead](../examples/first/no-such-file.py)\n")
-    said = site.problems(root)
-    assert "there is no such file" in said
-    assert "concepts.md" in said
+    problems = site.problems(root)
+    assert "there is no such file" in problems
+    assert "concepts.md" in problems
 
 
 @pytest.mark.processes
@@ -67,10 +67,10 @@ def test_each_dead_link_between_pages_fails_the_build(tmp_path: Path) -> None:
     for name, (link, _) in dead.items():
         with (root / "docs" / name).open("a") as page:
             page.write(f"\n[dead]({link})\n")
-    said = site.problems(root)
+    problems = site.problems(root)
     for name, (_, text) in dead.items():
-        assert text in said
-        assert name in said
+        assert text in problems
+        assert name in problems
 
 
 @pytest.mark.processes

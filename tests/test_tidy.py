@@ -102,8 +102,8 @@ def calls(trees: dict[str, ast.Module], what: str) -> list[str]:
 
 
 def none_of(wrong: Iterable[str], remedy: str) -> None:
-    found = "\n  ".join(wrong)
-    assert not found, f"{remedy}\n  {found}"
+    lines = "\n  ".join(wrong)
+    assert not lines, f"{remedy}\n  {lines}"
 
 
 def test_every_module_has_a_docstring() -> None:
@@ -199,7 +199,7 @@ def test_operator_and_tests_have_no_init_files(folder: str) -> None:
 def search(pattern: re.Pattern[str]) -> list[str]:
     texts = [(name_of(path), path.read_text()) for path in files() if path.name != "uv.lock"]
     hits = [(name, pattern.search(text)) for name, text in texts]
-    return [f"{name}: {found.group()!r}" for name, found in hits if found]
+    return [f"{name}: {match.group()!r}" for name, match in hits if match]
 
 
 def test_no_todo_markers_or_breakpoints_are_left() -> None:
@@ -298,8 +298,8 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and word of names, comments and docstrings; other strings may be wire names."""
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
-            told = token.type in (tokenize.NAME, tokenize.COMMENT) or token.string.startswith('"""')
-            for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", token.string) if told else ():
+            kept = token.type in (tokenize.NAME, tokenize.COMMENT) or token.string.startswith('"""')
+            for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", token.string) if kept else ():
                 yield token.start[0], word.lower()
 
 

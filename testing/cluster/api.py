@@ -55,8 +55,8 @@ class Api:
     def items(self, path: str, *, labels: str = "") -> list[Json]:
         """Return the objects of a collection, optionally only those that match a label selector."""
         selector = f"?labelSelector={quote(labels)}" if labels else ""
-        found: list[Json] = self.get(path + selector)["items"]
-        return found
+        objects: list[Json] = self.get(path + selector)["items"]
+        return objects
 
     def text(self, path: str) -> str:
         """Return a body that is not JSON, such as a pod's log."""
@@ -95,15 +95,15 @@ class Api:
         def asked() -> Json | None:
             nonlocal last
             try:
-                last = found = self.get(path)
+                last = body = self.get(path)
                 # The owners of the fields fill a page and have never explained a failure.
-                found["metadata"].pop("managedFields", None)
+                body["metadata"].pop("managedFields", None)
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
                 last = error
                 return None
-            return found if ready(found) else None
+            return body if ready(body) else None
 
         return _until(asked, timeout_s, lambda: f"{path} not {what} after {timeout_s} s: {last}")
 
@@ -153,16 +153,16 @@ class Api:
         body: Json | list[Json] | None = None,
         kind: str = "application/json",
     ) -> Json:
-        found: Json = json.loads(self.request(method, path, body, kind))
-        return found
+        answer: Json = json.loads(self.request(method, path, body, kind))
+        return answer
 
 
 def _until(ask: Callable[[], Found | None], timeout_s: float, message: Callable[[], str]) -> Found:
     deadline = time.monotonic() + timeout_s
     while True:
-        found = ask()
-        if found is not None:
-            return found
+        result = ask()
+        if result is not None:
+            return result
         if time.monotonic() > deadline:
             raise TimeoutError(message())
         time.sleep(0.1)

@@ -52,7 +52,7 @@ def wait_ready(plane: ControlPlane, nodes: int) -> None:
     """Wait until CoreDNS is ready on at least `nodes` nodes."""
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/coredns"
     plane.api.wait(
-        path, lambda found: found["status"].get("numberReady", 0) >= nodes, READY_TIMEOUT_S
+        path, lambda body: body["status"].get("numberReady", 0) >= nodes, READY_TIMEOUT_S
     )
 
 

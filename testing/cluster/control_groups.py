@@ -20,8 +20,8 @@ CPU_SHARES = 6 * 1024
 def hierarchies() -> list[Path]:
     """Return the folders of all cgroup v1 hierarchies, each once."""
     # Names such as cpu,cpuacct may be links to the same hierarchy.
-    found = {path.resolve() for path in CGROUPS.iterdir() if path.name != UNIFIED}
-    return sorted(path for path in found if path.is_dir())
+    folders = {path.resolve() for path in CGROUPS.iterdir() if path.name != UNIFIED}
+    return sorted(path for path in folders if path.is_dir())
 
 
 def make(name: str) -> None:

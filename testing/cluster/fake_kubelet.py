@@ -137,10 +137,10 @@ class FakeKubelet:
     async def _list(self) -> str:
         async with self._http.get(BOUND) as answer:
             answer.raise_for_status()
-            found = msgspec.json.decode(await answer.read(), type=PodList)
-        for pod in found.items:
+            pods = msgspec.json.decode(await answer.read(), type=PodList)
+        for pod in pods.items:
             self._look_at(pod)
-        return found.metadata.resourceVersion
+        return pods.metadata.resourceVersion
 
     async def _follow(self, version: str) -> str:
         """Watch until the server ends it; return where to resume, or "" to list again."""
@@ -255,10 +255,10 @@ def _running(pod: Pod, address: str) -> dict[str, Any]:
     }
 
 
-def _ended(pod: Pod, told: str) -> dict[str, Any]:
-    if told == EVICTED:
+def _ended(pod: Pod, outcome: str) -> dict[str, Any]:
+    if outcome == EVICTED:
         return {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
-    exit_code = int(told)
+    exit_code = int(outcome)
     reason = "Error" if exit_code else "Completed"
     state = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": _now()}}
     phase = "Failed" if exit_code else "Succeeded"

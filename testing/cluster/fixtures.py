@@ -76,8 +76,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Collect the folders of kept logs that an xdist worker sent."""
-    told = getattr(node, "workeroutput", {})  # a worker that crashed sent nothing
-    node.config.stash.setdefault(KEPT, []).extend(told.get(KEPT_BY_WORKER, []))
+    output = getattr(node, "workeroutput", {})  # a worker that crashed sent nothing
+    node.config.stash.setdefault(KEPT, []).extend(output.get(KEPT_BY_WORKER, []))
 
 
 def pytest_terminal_summary(

@@ -43,8 +43,8 @@ def _definition(file: Path) -> dict[str, Any]:
     """Return one definition, without the labels and annotations that Helm would fill in."""
     lines = file.read_text().splitlines(keepends=True)
     text = "".join(line for line in lines if "{{" not in line)
-    found: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
-    return {**found, "metadata": {"name": found["metadata"]["name"]}}
+    definition: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
+    return {**definition, "metadata": {"name": definition["metadata"]["name"]}}
 
 
 def _folder(module: str) -> Path:

@@ -50,8 +50,8 @@ def control_groups(name: str) -> list[Path]:
 
 def links(name: str) -> list[str]:
     """Return the cluster's network devices on the host: the nodes' bridge and that of fake pods."""
-    found = (name, f"{name}f")
-    return [device for device in found if Path("/sys/class/net", device).exists()]
+    names = (name, f"{name}f")
+    return [device for device in names if Path("/sys/class/net", device).exists()]
 
 
 def remove_link(device: str) -> None:
@@ -69,12 +69,12 @@ def mounts_below(folder: Path) -> list[str]:
 
 def processes(name: str) -> set[int]:
     """Return the pids of all processes in the cluster's control groups."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for top in control_groups(name):
         for path in top.rglob("cgroup.procs"):
             # A process outside of our pid namespace reads as 0.
-            found |= {int(pid) for pid in path.read_text().split()} - {0}
-    return found
+            pids |= {int(pid) for pid in path.read_text().split()} - {0}
+    return pids
 
 
 def _end_control_groups(name: str) -> None:

@@ -37,12 +37,12 @@ END_S: Final = 20.0
 
 def choose(running: list[index.RunEntry], wanted: str) -> index.RunEntry:
     """Return the running job called `wanted`, or the only job; raise PacelineError if ambiguous."""
-    found = [entry for entry in running if wanted in ("", entry.job)]
-    if len(found) == 1:
-        return found[0]
+    entries = [entry for entry in running if wanted in ("", entry.job)]
+    if len(entries) == 1:
+        return entries[0]
     names = ", ".join(sorted(entry.job for entry in running)) or "none"
     raise PacelineError(
-        f"{len(found)} jobs{f' called {wanted}' * bool(wanted)} run on this machine, not one "
+        f"{len(entries)} jobs{f' called {wanted}' * bool(wanted)} run on this machine, not one "
         f"(running: {names})",
         hint="start one in another terminal: paceline run JOB.yaml; among several choose with "
         "make monitor JOB=NAME",
@@ -82,12 +82,12 @@ def provision(folder: Path, prometheus_url: str) -> None:
         "folder": "Paceline",
         "options": {"path": str(CHART / "dashboards")},
     }
-    for kind, found in (
+    for kind, content in (
         ("datasources", {"apiVersion": 1, "datasources": [source]}),
         ("dashboards", {"apiVersion": 1, "providers": [boards]}),
     ):
         (folder / kind).mkdir(parents=True)
-        (folder / kind / "paceline.yaml").write_text(yaml.safe_dump(found, sort_keys=False))
+        (folder / kind / "paceline.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 @contextmanager
@@ -109,13 +109,13 @@ def grafana(
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
     }
-    with (folder / "grafana.log").open("w") as said:
+    with (folder / "grafana.log").open("w") as log:
         process = subprocess.Popen(
             [program, "server", "--homepath", home],
             env={**env, **own},
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log,
+            stderr=log,
         )
     try:
         yield f"http://127.0.0.1:{port}"

@@ -108,12 +108,12 @@ class Node:
         deadline = time.monotonic() + timeout_s
         ended: list[str] = []
         while True:
-            found = [
+            nodes = [
                 node
                 for node in self._plane.api.items("/api/v1/nodes")
                 if node["metadata"]["name"] == self.name
             ]
-            if found and _is_ready(found[0]) and not found[0]["spec"].get("taints"):
+            if nodes and _is_ready(nodes[0]) and not nodes[0]["spec"].get("taints"):
                 return
             for program in self.programs.values():
                 if not program.alive:
@@ -121,9 +121,9 @@ class Node:
                     program.start()
             if time.monotonic() > deadline:
                 tails = [program.log_tail() for program in self.programs.values()]
-                status = [node["status"].get("conditions") for node in found]
-                said = "\n".join([*ended, *tails])
-                raise DaemonError(f"{path} not ready within {timeout_s} s: {status}\n{said}")
+                status = [node["status"].get("conditions") for node in nodes]
+                logs = "\n".join([*ended, *tails])
+                raise DaemonError(f"{path} not ready within {timeout_s} s: {status}\n{logs}")
             time.sleep(0.5)
 
     def load(self, archive: Path) -> None:

@@ -125,15 +125,15 @@ def serving(data: Path, config: Path) -> Iterator[Server]:
 def _address(process: subprocess.Popen[bytes]) -> str:
     """Read the log until the server is ready and return its URL."""
     assert process.stderr is not None
-    address, said = "", []
+    address, lines = "", []
     for line in process.stderr:
-        said.append(line.decode())
-        told = json.loads(line)
-        if told.get("msg") == "Listening on":
-            address = told["address"]
-        if told.get("msg") == READY:
+        lines.append(line.decode())
+        entry = json.loads(line)
+        if entry.get("msg") == "Listening on":
+            address = entry["address"]
+        if entry.get("msg") == READY:
             return f"http://{address}"
-    raise AssertionError("prometheus has ended:\n" + "".join(said[-20:]))
+    raise AssertionError("prometheus has ended:\n" + "".join(lines[-20:]))
 
 
 class Server:
@@ -157,8 +157,8 @@ class Server:
         url = f"{self.url}/api/v1/{what}"
         try:
             with urllib.request.urlopen(url, body, timeout=ASK_TIMEOUT_S) as answer:
-                told = json.load(answer)
+                content = json.load(answer)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
-        found: list[dict[str, Any]] = told["data"]["result"]
-        return found
+        result: list[dict[str, Any]] = content["data"]["result"]
+        return result

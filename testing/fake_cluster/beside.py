@@ -62,8 +62,8 @@ def until(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """Poll until `check` returns something true, and return that; `what` names it in the error."""
     started = time.monotonic()
     while (waited := time.monotonic() - started) < seconds:
-        if found := check():
-            return found
+        if result := check():
+            return result
         # Most checks ask the API server, which needs the cores more than a quick answer.
         time.sleep(min(max(POLL_LEAST_S, waited * POLL_PART), POLL_MOST_S))
     raise AssertionError(f"not within {seconds:g} s: {what}")
@@ -238,8 +238,8 @@ def holds(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
     """Return the condition of this type if it is True, else None."""
     for condition in body.get("status", {}).get("conditions", []):
         if condition["type"] == kind and condition["status"] == "True":
-            found: dict[str, Any] = condition
-            return found
+            result: dict[str, Any] = condition
+            return result
     return None
 
 
@@ -270,7 +270,7 @@ def own_requests(
 ) -> Counter[tuple[str, str]]:
     """Count a user's requests in one namespace, except Leases, watches and lists."""
     assert plane.audit_log is not None
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for entry in entries(plane.audit_log, offset=offset):
         what = entry.get("objectRef") or {}
         kind = "/".join(filter(None, (what.get("resource"), what.get("subresource"))))
@@ -278,8 +278,8 @@ def own_requests(
         if not dry_runs and "dryRun=" in entry["requestURI"]:
             continue
         if mine and kind in KINDS and entry["verb"] in (*WRITES, "get"):
-            found[entry["verb"], kind] += 1
-    return found
+            counts[entry["verb"], kind] += 1
+    return counts
 
 
 KINDS = (
@@ -292,13 +292,13 @@ def server_context(keys: JobKeys) -> ssl.SSLContext:
     """Return a coordinator's TLS context: callers need a certificate of the job's authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    found = certificates_of(keys)
-    pair = found.server
+    certificates = certificates_of(keys)
+    pair = certificates.server
     with temporary_folder() as folder:
         certificate, key = folder / "crt", folder / "key"
         certificate.write_text(pair.certificate)
         key.write_text(pair.private_key)
         context.load_cert_chain(certificate, key)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=found.callers)
+    context.load_verify_locations(cadata=certificates.callers)
     return context

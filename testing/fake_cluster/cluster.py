@@ -47,13 +47,13 @@ class Cluster:
 
     def pods(self, job: str = "digits", role: str = "worker") -> list[dict[str, Any]]:
         """Return the pods of a job and role, by name."""
-        found = [
+        pods = [
             body
             for body in self.server.of_kind("pods")
             if body["metadata"]["labels"].get(LABEL_JOB) == job
             and body["metadata"]["labels"].get(LABEL_ROLE) == role
         ]
-        return sorted(found, key=lambda body: str(body["metadata"]["name"]))
+        return sorted(pods, key=lambda body: str(body["metadata"]["name"]))
 
     def kubelets(self) -> None:
         """Bind pods, and start and end those on nodes that can be reached."""
@@ -199,7 +199,7 @@ class Cluster:
     def status_of(self, key: Key, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the coordinator's answer to GET /v1/status."""
         ranks, uid = self.ranks[key], body["metadata"]["uid"]
-        found = [
+        entries = [
             {
                 "member": [slot, 0, attempt * 1000],
                 "state": "active",
@@ -208,7 +208,7 @@ class Cluster:
             }
             for index, (slot, attempt) in enumerate(sorted(ranks.members))
         ]
-        found += [
+        entries += [
             {"member": [s, 0, a * 1000], "state": "dead", "finished": ranks.stopping}
             for s, a in sorted(ranks.dead)
         ]
@@ -219,7 +219,7 @@ class Cluster:
             "changes": [{}] if ranks.formed else [],
             "replicas": ranks.replicas,
             "inventory": ranks.revision,
-            "ranks": found,
+            "ranks": entries,
             "version": self.version.get(uid, 0),
             "log": {"rounds": {"all": self.version.get(uid, 0)}, "round_s": 0.1},
             "stopping": ranks.stopping,

@@ -50,7 +50,7 @@ def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
     return Observed(nodes=nodes, fabrics={**built_in(), **more})
 
 
-def name_of(found: ChosenFabric | NoFabric) -> str:
+def name_of(choice: ChosenFabric | NoFabric) -> str:
     """Return the profile of a fabric that was found; anything else fails the test."""
-    assert isinstance(found, ChosenFabric), found
-    return found.profile
+    assert isinstance(choice, ChosenFabric), choice
+    return choice.profile

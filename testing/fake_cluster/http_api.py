@@ -128,9 +128,9 @@ class HttpApi:
         if self.busy:
             self.busy -= 1
             return _refused(ApiError(429, "TooManyRequests", "slow down"), {"Retry-After": "1"})
-        found = PATH.fullmatch(request.path)
-        assert found is not None, request.path
-        namespace, kind, name, part = found.groups()
+        match = PATH.fullmatch(request.path)
+        assert match is not None, request.path
+        namespace, kind, name, part = match.groups()
         try:
             if request.method == "GET" and not name:
                 return await self._collection(request, kind, namespace)

@@ -339,7 +339,7 @@ class Inside(Cluster):
     async def _serve(self, post: Post, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {post.token}":
             self.wrong.append(AssertionError("a coordinator was asked with another job's token"))
-        found = await self._answer_of(post, request)
+        response = await self._answer_of(post, request)
         wrong = self.manners.get(post.key[1])
         match wrong:
             case Answer.LATE:
@@ -357,15 +357,15 @@ class Inside(Cluster):
                 return web.Response(status=500, text="oops")
             case Answer.FORBIDDEN:
                 return web.Response(status=401)
-        return found
+        return response
 
     async def _answer_of(self, post: Post, request: web.BaseRequest) -> web.StreamResponse:
         ranks = self.ranks.get(post.key)
         if ranks is None or ranks.uid != post.uid:
             return web.Response(status=503)
         if request.path == "/v1/inventory":
-            told = msgspec.json.decode(await request.read())
-            self._hear(post, told["revision"], frozenset(map(tuple, told["pods"])))
+            inventory = msgspec.json.decode(await request.read())
+            self._hear(post, inventory["revision"], frozenset(map(tuple, inventory["pods"])))
             return web.json_response({})
         if request.path == "/v1/targets":
             self.hear_targets(post.key, msgspec.json.decode(await request.read()))

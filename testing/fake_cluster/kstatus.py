@@ -26,12 +26,12 @@ def kstatus(body: Mapping[str, Any]) -> Standing:
     metadata, status = body["metadata"], body.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Standing.TERMINATING
-    seen = status.get("observedGeneration")
-    if seen is not None and seen != metadata.get("generation"):
+    observed = status.get("observedGeneration")
+    if observed is not None and observed != metadata.get("generation"):
         return Standing.IN_PROGRESS
-    told = {c["type"]: c["status"] for c in status.get("conditions") or ()}
-    if told.get("Reconciling") == "True":
+    conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+    if conditions.get("Reconciling") == "True":
         return Standing.IN_PROGRESS
-    if told.get("Stalled") == "True":
+    if conditions.get("Stalled") == "True":
         return Standing.FAILED
-    return Standing.CURRENT if told.get("Ready", "True") == "True" else Standing.IN_PROGRESS
+    return Standing.CURRENT if conditions.get("Ready", "True") == "True" else Standing.IN_PROGRESS

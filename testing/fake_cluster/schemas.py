@@ -51,10 +51,10 @@ def _strict(value: Any, definitions: Json, needed: Json) -> Any:
         return {"type": ["string", "integer"]}
     if value.get("x-kubernetes-int-or-string"):
         return {"type": ["string", "integer"]}
-    found = {key: _strict(item, definitions, needed) for key, item in value.items()}
+    schema = {key: _strict(item, definitions, needed) for key, item in value.items()}
     open_ended = (
         value.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in value
     )
     if isinstance(value.get("properties"), dict) and not open_ended:
-        found["additionalProperties"] = False
-    return found
+        schema["additionalProperties"] = False
+    return schema

@@ -87,13 +87,13 @@ class Server:
         self.requests["LIST events"] += 1
         if "events" in self.refusing:
             raise self.refusing["events"]
-        found = [
+        warnings = [
             body
             for body in self.of_kind("events")
             if body["involvedObject"].get("uid") == uid and body["type"] == "Warning"
         ]
-        assert all(body["metadata"]["namespace"] == namespace for body in found)
-        return msgspec.json.encode({"items": found})
+        assert all(body["metadata"]["namespace"] == namespace for body in warnings)
+        return msgspec.json.encode({"items": warnings})
 
     async def namespaces_of(self, kind: str, name: str, *, within: str) -> list[str]:
         """Return the namespaces with an object of this name, within one or "" for all."""
@@ -215,10 +215,10 @@ class Server:
 
     def find(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
         """Return the stored object, or raise 404."""
-        found = self.objects.get((kind, namespace, name))
-        if found is None:
+        body = self.objects.get((kind, namespace, name))
+        if body is None:
             raise ApiError(404, "NotFound", f"{kind} {name} not found")
-        return found
+        return body
 
     def patch(
         self,

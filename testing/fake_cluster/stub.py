@@ -107,12 +107,12 @@ class Fleet:
 
     def coordinator(self, job: str = "digits") -> Coordinator | None:
         """Return the newest coordinator of a job, or None."""
-        found = [
+        coordinators = [
             coordinator
             for coordinator in list(self._coordinators.values())
             if coordinator.ring.job == job
         ]
-        return found[-1] if found else None
+        return coordinators[-1] if coordinators else None
 
     def ring(self, job: str = "digits") -> Ring | None:
         """Return the state machine of a job's newest coordinator, or None."""
@@ -191,13 +191,13 @@ class Fleet:
     async def _list(self) -> str:
         async with self._http.get(self._path) as answer:
             answer.raise_for_status()
-            found = msgspec.json.decode(await answer.read())
-        uids = {pod["metadata"]["uid"] for pod in found["items"]}
+            pods = msgspec.json.decode(await answer.read())
+        uids = {pod["metadata"]["uid"] for pod in pods["items"]}
         for gone in set(self._pods) - uids:
             await self._gone(self._pods[gone])
-        for pod in found["items"]:
+        for pod in pods["items"]:
             await self._seen(pod)
-        return str(found["metadata"]["resourceVersion"])
+        return str(pods["metadata"]["resourceVersion"])
 
     async def _follow(self, version: str) -> None:
         query = f"&watch=1&resourceVersion={version}&timeoutSeconds=240"
@@ -254,8 +254,8 @@ class Fleet:
             if answer.status == 404:
                 return False
             answer.raise_for_status()
-            found = msgspec.json.decode(await answer.read())
-        return bool(found["metadata"]["uid"] == uid and trains(found))
+            current = msgspec.json.decode(await answer.read())
+        return bool(current["metadata"]["uid"] == uid and trains(current))
 
     def _up_for(self, pod: dict[str, Any]) -> float:
         assert self._loop is not None

@@ -169,8 +169,10 @@ class Network:
             end.hold(swallows)
 
     def _of(self, host: str) -> list[End]:
-        found = [end for address, ends in self._ends.items() if address[0] == host for end in ends]
-        return [end for end in found if not end.is_closing()]
+        matching = [
+            end for address, ends in self._ends.items() if address[0] == host for end in ends
+        ]
+        return [end for end in matching if not end.is_closing()]
 
 
 class End(asyncio.Transport):

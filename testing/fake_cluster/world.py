@@ -102,8 +102,8 @@ class World(Cluster):
                 self.store.drop_job(key, body["metadata"]["uid"])
         for body in jobs:
             self.store.put_job(body)
-        found = (pod_from(body, self.now_s) for body in self.server.of_kind("pods"))
-        self.store.keep_pods(((f[0], f[1]), f[2]) for f in found if f is not None)
+        pods = (pod_from(body, self.now_s) for body in self.server.of_kind("pods"))
+        self.store.keep_pods(((f[0], f[1]), f[2]) for f in pods if f is not None)
 
     def deliver(self, count: int | None = None, *, again: int = 0) -> None:
         """Deliver watch events to the operator.
@@ -133,12 +133,12 @@ class World(Cluster):
                 self.store.drop_job(key, metadata["uid"])
             else:
                 self.store.put_job(body)
-        elif kind == "pods" and (found := pod_from(body, self.now_s)) is not None:
-            key = (found[0], found[1])
+        elif kind == "pods" and (pod := pod_from(body, self.now_s)) is not None:
+            key = (pod[0], pod[1])
             if what == "DELETED":
                 self.store.drop_pod(key, metadata["name"], metadata["uid"])
             else:
-                self.store.put_pod(key, found[2])
+                self.store.put_pod(key, pod[2])
 
     def work(self, limit: int = 50) -> int:
         """Reconcile what is due, `limit` times at most; return the number of decisions."""

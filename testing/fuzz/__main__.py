@@ -27,16 +27,16 @@ def main(arguments: list[str]) -> int:
     words.add_argument("--out", type=Path, help="a folder for the inputs that are findings")
     given = words.parse_args(arguments)
     chosen = given.target or list(TARGETS)
-    found = 0
+    count = 0
     for name in chosen:
         begun_s = time.monotonic()
         report = run(TARGETS[name], -(-given.inputs // len(chosen)), seed=given.seed)
         sys.stdout.write(f"{report}\n    {time.monotonic() - begun_s:.0f} s\n")
         sys.stdout.flush()
-        found += len(report.findings)
+        count += len(report.findings)
         if given.out is not None:
             _keep(report, given.out / name)
-    return 1 if found else 0
+    return 1 if count else 0
 
 
 def _keep(report: Report, folder: Path) -> None:

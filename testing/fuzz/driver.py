@@ -66,8 +66,11 @@ class Report:
         counts = f"{self.inputs:,} inputs, {self.accepted:,} accepted"
         slowest = f"the slowest took {self.slowest_ms:.1f} ms"
         lines = [f"{self.target}: {counts}, {slowest}, {len(self.findings)} findings"]
-        for found in self.findings.values():
-            lines += [found.told, f"    input of {len(found.data)} bytes: {found.data[:300]!r}"]
+        for finding in self.findings.values():
+            lines += [
+                finding.told,
+                f"    input of {len(finding.data)} bytes: {finding.data[:300]!r}",
+            ]
         return "\n".join(lines)
 
 
@@ -99,9 +102,9 @@ def run(target: Target, count: int, *, seed: int = 0) -> Report:
         reader = target.start(stack, folder)
         source = islice(inputs(target, known_inputs(target), seed), count)
         while batch := list(islice(source, BATCH)):
-            for found in _read_all(target, reader, batch, report):
-                if found.key not in report.findings:
-                    report.findings[found.key] = _shortest(target, reader, found)
+            for finding in _read_all(target, reader, batch, report):
+                if finding.key not in report.findings:
+                    report.findings[finding.key] = _shortest(target, reader, finding)
             if len(report.findings) >= FINDINGS_MAX:
                 break
     return report
@@ -114,12 +117,12 @@ def _read_all(
 
     def read_batch() -> None:
         for data in batch:
-            found, accepted, cpu_ms = _read(target, reader, data, report.findings)
+            finding, accepted, cpu_ms = _read(target, reader, data, report.findings)
             report.inputs += 1
             report.accepted += accepted
             report.slowest_ms = max(report.slowest_ms, cpu_ms)
-            if found is not None:
-                findings.append(found)
+            if finding is not None:
+                findings.append(finding)
 
     if _peak_bytes(read_batch) > MEMORY_BYTES_MAX and HUNGRY not in report.findings:
         findings += [each for data in batch if (each := _hungry(target, reader, data)) is not None]
@@ -153,8 +156,8 @@ def _read(
         # A single slow read may be due to the garbage collector, or to the first use of something.
         cpu_ms = min(cpu_ms, *(_cpu_ms(reader, data) for _ in range(SLOW_TRIES)))
         if cpu_ms > target.cpu_ms:
-            told = f"slow: {cpu_ms:.0f} ms of CPU time, and {target.cpu_ms:g} ms are allowed"
-            return Finding(SLOW, told, data), accepted, cpu_ms
+            message = f"slow: {cpu_ms:.0f} ms of CPU time, and {target.cpu_ms:g} ms are allowed"
+            return Finding(SLOW, message, data), accepted, cpu_ms
     return None, accepted, cpu_ms
 
 
@@ -173,8 +176,8 @@ def _uncaught(error: Exception, data: bytes) -> Finding:
     # A RecursionError occurs at a random line of the cycle, so its line identifies nothing.
     where = "" if isinstance(error, RecursionError) else f" {Path(at.filename).name}:{at.lineno}"
     shown = [f"    {Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames[-6:]]
-    told = "\n".join([f"raises {type(error).__name__}: {str(error)[:200]}", *shown])
-    return Finding(f"raises {type(error).__name__}{where}", told, data)
+    message = "\n".join([f"raises {type(error).__name__}: {str(error)[:200]}", *shown])
+    return Finding(f"raises {type(error).__name__}{where}", message, data)
 
 
 def _hungry(target: Target, reader: Reader, data: bytes) -> Finding | None:
@@ -187,8 +190,8 @@ def _hungry(target: Target, reader: Reader, data: bytes) -> Finding | None:
     peak_bytes = _peak_bytes(read)
     if peak_bytes <= MEMORY_BYTES_MAX:
         return None
-    told = f"hungry: {peak_bytes >> 20} MiB more than before"
-    return Finding(HUNGRY, told, data)
+    message = f"hungry: {peak_bytes >> 20} MiB more than before"
+    return Finding(HUNGRY, message, data)
 
 
 def _peak_bytes(read: Callable[[], None]) -> int:
@@ -204,19 +207,19 @@ def _status_bytes(key: str) -> int:
     return int(rest.split(None, 1)[0]) * 1024
 
 
-def _shortest(target: Target, reader: Reader, found: Finding) -> Finding:
+def _shortest(target: Target, reader: Reader, finding: Finding) -> Finding:
     """Return the finding with the irrelevant parts of its input removed."""
-    if not found.key.startswith("raises"):
-        return found
-    tries, size = 0, max(1, len(found.data) // 2)
+    if not finding.key.startswith("raises"):
+        return finding
+    tries, size = 0, max(1, len(finding.data) // 2)
     while size and tries < SHORTER_TRIES_MAX:
         at = 0
-        while at < len(found.data) and tries < SHORTER_TRIES_MAX:
+        while at < len(finding.data) and tries < SHORTER_TRIES_MAX:
             tries += 1
-            shorter, _, _ = _read(target, reader, found.data[:at] + found.data[at + size :])
-            if shorter is not None and shorter.key == found.key:
-                found = shorter
+            shorter, _, _ = _read(target, reader, finding.data[:at] + finding.data[at + size :])
+            if shorter is not None and shorter.key == finding.key:
+                finding = shorter
             else:
                 at += size
         size //= 2
-    return found
+    return finding

@@ -125,9 +125,9 @@ def the_whole_script(place: Place) -> None:
     until(lambda: has_made_ten_steps(followed, 1), "enough rounds for a plan")
     first = planned(say)
     assert (first["compared"][-1]["setting"]["members"], first["error"]) == (2, None)
-    heard = len(followed.of(1))
+    before = len(followed.of(1))
     place.kill(1)
-    until(lambda: len(followed.of(1)) > heard + 2, "the replacement is heard")
+    until(lambda: len(followed.of(1)) > before + 2, "the replacement is heard")
     say.call("wait", NAME, "--for", "training", "--timeout", TIMEOUT)
 
     assert "2 -> 3 replicas" in say.call("scale", NAME, "--replicas", "3")
@@ -175,27 +175,27 @@ def has_made_ten_steps(followed: Followed, rank: int) -> bool:
 
 def planned(say: Terminal) -> dict[str, Any]:
     """Return the output of `paceline plan` for two and three ranks."""
-    found: dict[str, Any] = json.loads(say.call("plan", NAME, "--ranks", "2,3", "-o", "json"))
-    return found
+    output: dict[str, Any] = json.loads(say.call("plan", NAME, "--ranks", "2,3", "-o", "json"))
+    return output
 
 
-def shows_both_ranks_on_one_clock(told: Path) -> None:
+def shows_both_ranks_on_one_clock(folder: Path) -> None:
     """Check that the report's trace aligns the clocks of two ranks.
 
     Steps take 300 ms and a common sum takes a few milliseconds, so the spans of a sum must nearly
     meet.
 
     Args:
-        told: folder of the report.
+        folder: folder of the report.
     """
-    page = (told / "report.html").read_text()
+    page = (folder / "report.html").read_text()
     assert page.count('<text x="0"') == 2
     assert 'id="silent"' not in page
     sums: dict[str, list[tuple[float, float]]] = {}
-    for event in json.loads((told / "trace.json").read_text())["traceEvents"]:
-        if found := re.search(r"round \d+, segment \d+", event["args"].get("what", "")):
+    for event in json.loads((folder / "trace.json").read_text())["traceEvents"]:
+        if match := re.search(r"round \d+, segment \d+", event["args"].get("what", "")):
             span = event["ts"], event["ts"] + event["dur"]
-            sums.setdefault(found[0], []).append(span)
+            sums.setdefault(match[0], []).append(span)
     shared = [spans for spans in sums.values() if len(spans) == 2]
     assert len(shared) > 2, sums
     apart_us = [max(b for b, _ in spans) - min(e for _, e in spans) for spans in shared]
@@ -266,7 +266,7 @@ def a_job_ends_by_itself(place: Place) -> None:
     assert ended.state == COMPLETE
     assert ended.round > 0
     assert jobs.wait(NAME, Until.TRAINING, timeout_s=1.0).state == COMPLETE, "never again"
-    assert [found.state for found in jobs.watch(NAME)] == [COMPLETE]
+    assert [status.state for status in jobs.watch(NAME)] == [COMPLETE]
     last = list(jobs.logs(NAME, Selection(rank=0, tail=2)))
     assert 1 <= len(last) <= 2
     assert "complete" in jobs.explain(NAME).verdict
@@ -282,9 +282,9 @@ def a_job_that_fails_says_why(place: Place) -> None:
     ended = jobs.wait(NAME, timeout_s=LIMIT_S)
     assert ended.state == FAILED
     assert "made on purpose" in ended.message
-    told = jobs.explain(NAME)
-    assert "It has failed" in told.verdict
-    assert any("logs" in command for command in told.commands)
+    explanation = jobs.explain(NAME)
+    assert "It has failed" in explanation.verdict
+    assert any("logs" in command for command in explanation.commands)
     assert any("made on purpose" in line.text for line in jobs.logs(NAME))
     assert any(event.warning for event in jobs.events(NAME))
     jobs.delete(NAME, wait_s=LIMIT_S)

@@ -59,5 +59,5 @@ def executed(folder: Path, after: Mapping[str, Any] = NO_CELLS, **env: str) -> d
 
 def result(cell: Any) -> str:
     """Return the text of a cell's result value."""
-    found = [one for one in cell["outputs"] if one["output_type"] == "execute_result"]
-    return str(found[0]["data"]["text/plain"])
+    results = [one for one in cell["outputs"] if one["output_type"] == "execute_result"]
+    return str(results[0]["data"]["text/plain"])

@@ -47,10 +47,10 @@ class ScriptedServer:
                 method = "WATCH" if "watch=true" in query else self.command
                 if sent:
                     bodies.setdefault((method, path), []).append(json.loads(sent))
-                found = answers.get((method, path), (404, "404 page not found"))
-                if isinstance(found, list):
-                    found = found.pop(0) if len(found) > 1 else found[0]
-                code, body = found
+                answer = answers.get((method, path), (404, "404 page not found"))
+                if isinstance(answer, list):
+                    answer = answer.pop(0) if len(answer) > 1 else answer[0]
+                code, body = answer
                 data = (body if isinstance(body, str) else json.dumps(body)).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))

@@ -30,10 +30,10 @@ class Terminal:
 
     def call(self, *words: str, code: int = 0) -> str:
         """Run a command that must end with `code`, and return its output."""
-        ended, said = end_of(ForkedCall(words, self.folder, self.env))
-        assert ended == code, (words, ended, said)
-        assert "runtime/paceline" not in said, f"a traceback of ours: {said}"
-        return said
+        ended, output = end_of(ForkedCall(words, self.folder, self.env))
+        assert ended == code, (words, ended, output)
+        assert "runtime/paceline" not in output, f"a traceback of ours: {output}"
+        return output
 
     def start(self, *words: str) -> Followed:
         """Start a command that goes on."""
@@ -42,8 +42,8 @@ class Terminal:
 
     def status(self, job: str) -> dict[str, Any]:
         """Return the status of a job as JSON."""
-        found: dict[str, Any] = json.loads(self.call("status", job, "-o", "json"))
-        return found
+        status: dict[str, Any] = json.loads(self.call("status", job, "-o", "json"))
+        return status
 
     def close(self) -> None:
         """Kill all commands that were started and still run."""

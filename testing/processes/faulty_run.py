@@ -42,11 +42,11 @@ def carry_out(folder: Path, plan: Plan) -> Ended:
     with temporary_folder(Path("/tmp")) as temporary:
         own = left_files.OwnFiles(lambda: descendants(os.getpid()), temporary)
         with own:
-            code, said = _outcome(folder, plan, os.environ | {"TMPDIR": str(temporary)})
+            code, output = _outcome(folder, plan, os.environ | {"TMPDIR": str(temporary)})
         _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
-        wrong = list(_differences(expected(plan), code, said, explained))
+        wrong = list(_differences(expected(plan), code, output, explained))
         wrong += [f"left: {each}" for each in _left_behind(folder, temporary, own)]
-    return Ended(code, said, explained, tuple(wrong))
+    return Ended(code, output, explained, tuple(wrong))
 
 
 def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None, str]:
@@ -58,9 +58,9 @@ def _outcome(folder: Path, plan: Plan, env: dict[str, str]) -> tuple[int | None,
         run.until(TRAINS)
         os.kill(_target_of(run, outside.target), outside.signal)
         if outside.target == "runner" and outside.signal is signal.SIGKILL:
-            said, _ = run.process.communicate(timeout=GONE_S)
+            output, _ = run.process.communicate(timeout=GONE_S)
             run.until_gone()
-            return None, said
+            return None, output
         return run.wait()
 
 
@@ -71,19 +71,19 @@ def _target_of(run: ForkedRun, target: str) -> int:
     return max(called(target, run.process.living()))
 
 
-def _differences(wanted: Expected, code: int | None, said: str, explained: str) -> Iterator[str]:
+def _differences(wanted: Expected, code: int | None, output: str, explained: str) -> Iterator[str]:
     if wanted.code is not None and code != wanted.code:
         yield f"exit code {code}, not {wanted.code}"
-    if not any(verdict in said for verdict in wanted.verdicts):
+    if not any(verdict in output for verdict in wanted.verdicts):
         yield f"none of {wanted.verdicts} in the output"
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
     for part in wanted.first:
         choices = part.split("|")
         if not errors or not any(choice in errors[-1] for choice in choices):
             yield f"{part!r} is not in the line of the error"
         if not any(choice in explained.splitlines()[0] for choice in choices):
             yield f"{part!r} is not in the first line of explain"
-    if wanted.warns and not any(part in said for part in wanted.warns):
+    if wanted.warns and not any(part in output for part in wanted.warns):
         yield f"none of {wanted.warns} in the output"
 
 

@@ -138,8 +138,8 @@ class DetachedRun:
 
     def wait(self) -> int:
         """Wait for the end and return the exit code, negative for a signal."""
-        with os.fdopen(self._status, "rb") as told:
-            _pid, status = told
+        with os.fdopen(self._status, "rb") as pipe:
+            _pid, status = pipe
         return os.waitstatus_to_exitcode(int(status))
 
 

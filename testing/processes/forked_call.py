@@ -128,8 +128,8 @@ class ForkedCall:
     def lines(self) -> Iterator[str]:
         """Yield each line of the output as it comes, until its end; use it in one thread only."""
         out, self._out = self._out, -1
-        with os.fdopen(out, errors="replace") as said:
-            for line in said:
+        with os.fdopen(out, errors="replace") as stream:
+            for line in stream:
                 yield line.rstrip("\n")
 
     def send_signal(self, number: int) -> None:

@@ -257,9 +257,9 @@ class ForkServer:
         answer = read_all(read_end, limit_s)
         hung = [] if answer is not None else self._tree()
         left = self.end_all(0.0 if answer is None else ENDS_S)
-        told = (folder / "runner.log").read_text()
-        assert answer is not None, f"{order}: not over after {limit_s} s; {hung}\n{told}"
-        assert answer, f"{order}: the process failed:\n{told}"
+        output = (folder / "runner.log").read_text()
+        assert answer is not None, f"{order}: not over after {limit_s} s; {hung}\n{output}"
+        assert answer, f"{order}: the process failed:\n{output}"
         assert not left, f"{order}: processes left over: {left}"
         return json.loads(answer)
 
@@ -299,7 +299,7 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     ]
     hashes = {r["hash"] for r in results}
     assert len(hashes) == 1, f"the ranks differ: {results}\n{story}"
-    [seen, *others] = [r["seen"] for r in results if r["seen"] is not None]
+    [counts, *others] = [r["seen"] for r in results if r["seen"] is not None]
     assert history.at_the_end or not others, f"{len(others) + 1} publishers\n{story}"
     channels = set(result["transports"]) - {"", history.channel}
     assert not channels, f"sums went over {channels}\n{story}"
@@ -310,8 +310,8 @@ def check(history: History, result: dict[str, Any], *, may_drop: bool = False) -
     dropped = sum(log["dropped"].values())
     assert log["applied"] + dropped == whole, f"{log}\n{story}"
     assert log["exact"] + log["short"] == history.epochs, f"{log}\n{story}"
-    assert sum(seen) == log["applied"], f"{Counter(seen)} {log}\n{story}"
-    assert max(seen) <= history.epochs, f"applied twice: {Counter(seen)}\n{story}"
+    assert sum(counts) == log["applied"], f"{Counter(counts)} {log}\n{story}"
+    assert max(counts) <= history.epochs, f"applied twice: {Counter(counts)}\n{story}"
     if history.collective.get("pipeline"):
         assert not log["streamed"], f"{log}\n{story}"
     elif history.mode == "Full" and history.pieces > 1 and not history.at_the_end:
@@ -364,12 +364,12 @@ def descendants(root: int) -> list[int]:
                 fields[0] == "Z" and int(fields[1]) == root
             ):  # a fork server reaps its children only now and then
                 below.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [root]
+    pids, todo = [], [root]
     while todo:
         children = below.get(todo.pop(), [])
-        found += children
+        pids += children
         todo += children
-    return found
+    return pids
 
 
 def called(name: str, pids: Iterable[int]) -> list[int]:
@@ -381,14 +381,14 @@ def called(name: str, pids: Iterable[int]) -> list[int]:
         name: the name.
         pids: the processes.
     """
-    found = []
+    matching = []
     for pid in pids:
         try:
             if Path(f"/proc/{pid}/comm").read_text().rstrip() == name:
-                found.append(pid)
+                matching.append(pid)
         except OSError:
             continue  # gone
-    return found
+    return matching
 
 
 def command_of(pid: int) -> str:

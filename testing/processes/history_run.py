@@ -50,13 +50,13 @@ def mount_small_disk(folder: Path) -> None:
 
 def checkpoints(folder: Path) -> list[tuple[int, bool, bool]]:
     """Return (version, job had finished, files are intact) of each checkpoint, oldest first."""
-    found = []
+    result = []
     for version in checkpoint.versions(folder):
         at = checkpoint.folder_of(folder, version)
         manifest = checkpoint.read_manifest(at)
         whole = all(checkpoint.file_of(at / file.name) == file for file in manifest.files)
-        found.append((version, manifest.finished, whole))
-    return found
+        result.append((version, manifest.finished, whole))
+    return result
 
 
 def agents(folder: Path) -> list[str]:
@@ -78,7 +78,7 @@ def history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     printed: list[str] = []
-    said: list[str] = []
+    messages: list[str] = []
     director = Director(order["steps"], order["at_the_end"], folder, order["slow_log"])
     runs = Runner(
         resolve(job_from_mapping(order["job"])),
@@ -86,7 +86,7 @@ async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         working_dir=folder,
         faults=tuple(parse_faults(order["inject"])),
         show=director.look,
-        say=said.append,
+        say=messages.append,
         on_line=lambda line: None if FILLING in line else printed.append(line),
     )
     director.runner = runs
@@ -98,7 +98,7 @@ async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "message": result.outcome.message,
         "left_over": result.left_over,
         "printed": printed,
-        "said": [*said, *director.said],
+        "said": [*messages, *director.said],
         "undone": director.undone,
         "checkpoints": checkpoints(folder / CHECKPOINTS),
         "agents": agents(folder),

@@ -35,12 +35,12 @@ def keep(function: str, words: Sequence[str]) -> int:
     for fd in (*range(STATUS_FD), READY_FD):
         with contextlib.suppress(OSError):
             os.close(fd)
-    with os.fdopen(STATUS_FD, "wb", buffering=0) as told:
-        told.write(b"%d\n" % called)
+    with os.fdopen(STATUS_FD, "wb", buffering=0) as pipe:
+        pipe.write(b"%d\n" % called)
         while True:
             try:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
                 os._exit(0)
             if pid == called:
-                told.write(b"%d\n" % status)
+                pipe.write(b"%d\n" % status)

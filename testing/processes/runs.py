@@ -64,17 +64,17 @@ def forked_paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
 def end_of(call: ForkedCall) -> tuple[int, str]:
     """Wait for a call and return its exit code and output; no process of it may be left."""
     try:
-        said, _ = call.communicate(timeout=LIMIT_S)
+        output, _ = call.communicate(timeout=LIMIT_S)
         assert call.left_over() == []
     finally:
         call.close()
-    return call.wait(), said
+    return call.wait(), output
 
 
-def joined(said: str) -> set[str]:
+def joined(output: str) -> set[str]:
     """Return the ranks that a run's summary names as joiners, alone or several in one change."""
-    found = re.findall(r"ranks? (\S+(?:, \S+)*) joins? ", said)
-    return {rank for listed in found for rank in listed.split(", ")}
+    lists = re.findall(r"ranks? (\S+(?:, \S+)*) joins? ", output)
+    return {rank for listed in lists for rank in listed.split(", ")}
 
 
 class Run:
@@ -104,12 +104,12 @@ class Run:
     def wait(self) -> tuple[int, str]:
         """Return exit code and output; no process of the run may be left."""
         try:
-            said, _ = self.process.communicate(timeout=LIMIT_S)
+            output, _ = self.process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
         assert processes_with(self.mark) == []
-        return self.process.returncode, said
+        return self.process.returncode, output
 
     def until_gone(self) -> None:
         """Wait at most 30 s for the end of what a killed run has left; a drain takes longer."""
@@ -204,12 +204,12 @@ def may_mount() -> bool:
 
 def processes_with(mark: str) -> list[str]:
     """Return the command lines of all processes with the mark in their environment."""
-    found = []
+    commands = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 if mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_text())
+                    commands.append((entry / "cmdline").read_text())
             except OSError:
                 continue  # gone, or not ours
-    return found
+    return commands

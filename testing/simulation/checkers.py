@@ -221,8 +221,8 @@ class Checkers:
     def check_same_state(self, rank: SimRank) -> None:
         """Check that ranks with equal logs have equal weights (I4, I5)."""
         mine = rank.weights, rank.accumulated if rank.state.log.accumulated else {}
-        seen = self.state_at.setdefault(rank.state.log.digest, mine)
-        assert seen == mine, f"I5: {rank.me} has other weights at {rank.state.log.digest}"
+        expected = self.state_at.setdefault(rank.state.log.digest, mine)
+        assert expected == mine, f"I5: {rank.me} has other weights at {rank.state.log.digest}"
 
     def remember_records(self, log: Log) -> None:
         """Add a log's recent records to the chain; a digest must have one history (I13)."""
@@ -375,8 +375,8 @@ class Checkers:
         for (member, generation), ends in self.commits.items():
             lost = [x for x in ends if x not in kept]
             # A restoration loses everything of earlier generations that no checkpoint has.
-            said = (anew and generation < gens[-1].id) or generation not in after
-            assert len(lost) <= 1 or said, f"I5: {len(lost)} rounds of {member} are lost"
+            allowed = (anew and generation < gens[-1].id) or generation not in after
+            assert len(lost) <= 1 or allowed, f"I5: {len(lost)} rounds of {member} are lost"
         out = [c.log.version for c in self.kept if c.log.digest not in kept]
         assert not out, f"R19: the published versions {out} are not part of the released log"
 
@@ -426,8 +426,8 @@ class Checkers:
         assert total.applied == applied, f"I1: {total.applied} counted, {applied} in the weights"
         if log.stopping:
             return
-        told = log.ledger.metrics.get("loss", (0.0, 0.0))[1]
-        assert told <= applied, f"figures of {told} samples, {applied} applied"
+        reported = log.ledger.metrics.get("loss", (0.0, 0.0))[1]
+        assert reported <= applied, f"figures of {reported} samples, {applied} applied"
         if not plan.ends:
             return
         if plan.steps:
@@ -442,12 +442,12 @@ class Checkers:
 
 def composed(records: list[Record]) -> list[tuple[Go, tuple[Share, ...]]]:
     """Return each round that is not void with its complete shares."""
-    log, found = Log(), []
+    log, rounds = Log(), []
     for record in records:
         if isinstance(record, Go) and not record.void:
-            found.append((record, log.read(record).shares))
+            rounds.append((record, log.read(record).shares))
         log.append(record)
-    return found
+    return rounds
 
 
 def _count_steps(records: list[Record]) -> list[Fraction]:
@@ -479,9 +479,9 @@ def _needed(log: Log) -> int:
 def _fingerprint(rank: SimRank) -> Fingerprint:
     s = rank.state
     last = tuple(sorted(s.arrivals.last)) if s.arrivals else ()
-    heard = last, tuple((r, len(words)) for r, words in sorted(s.words.items()))
+    received = last, tuple((r, len(words)) for r, words in sorted(s.words.items()))
     return (
         (s.log.digest, s.promise, s.gen_id, s.passive, s.needs_part, s.started, s.broken),
-        (heard, tuple(s.gos), len(s.early), s.round, len(s.queue), s.reducing is not None),
+        (received, tuple(s.gos), len(s.early), s.round, len(s.queue), s.reducing is not None),
         (tuple(p.seq for p in s.pending.steps), s.main, rank.grad, rank.late, rank.weights),
     )

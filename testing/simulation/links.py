@@ -167,11 +167,11 @@ class Links:
         for name, number in list(self.sim.ranks[src].connections.items()):
             pod.hear(name, src, m.RankEnvelope(number, message))
 
-    def heard(self, pod: SimPod, name: str, src: MemberId, said: m.RankEnvelope) -> None:
+    def heard(self, pod: SimPod, name: str, src: MemberId, envelope: m.RankEnvelope) -> None:
         """Relay a rank's message to a coordinator, as its agent does."""
         if (pod.key, name) not in self.open:
             return
-        words = pod.relay(name).hear(src, said)
+        words = pod.relay(name).hear(src, envelope)
         if name in pod.waiting:
             self._greet_if_all_are_there(pod, name)
         for word in words:

@@ -65,9 +65,9 @@ class SimPod:
         while self._backlog and not self.frozen:
             self.act(self._backlog.popleft())
 
-    def hear(self, name: str, src: MemberId, said: m.RankEnvelope) -> None:
+    def hear(self, name: str, src: MemberId, envelope: m.RankEnvelope) -> None:
         """Receive a message from one of the ranks for a coordinator."""
-        self.act(lambda: self.sim.links.heard(self, name, src, said))
+        self.act(lambda: self.sim.links.heard(self, name, src, envelope))
 
     def told_to_beat_every(self, ms: int) -> None:
         """Set the heartbeat interval; small groups use BEAT_MS, since runs are short (R42)."""

@@ -414,8 +414,8 @@ class Simulation:
         if self.all_dead_ns is None:
             self.all_dead_ns = self.now
             self.after(OUTCOME_MS, lambda: None)
-        said = all(c.outcome is not None for c in self.coordinators.values())
-        return said or self.now >= self.all_dead_ns + OUTCOME_MS * MS
+        decided = all(c.outcome is not None for c in self.coordinators.values())
+        return decided or self.now >= self.all_dead_ns + OUTCOME_MS * MS
 
     @property
     def finished(self) -> list[SimRank]:

@@ -76,19 +76,19 @@ class Looker:
             for each query its series that have a number.
         """
         begin_s, end_s = story.BEGAN_S, story.BEGAN_S + run.lasts_s + later_s
-        found = []
+        answers = []
         for target in panel["targets"]:
             asked = filled(target["expr"], run, believed_s, end_s - begin_s)
             if target["instant"]:
                 series = self.server.instant(asked, end_s)
             else:
                 series = self.server.range(asked, begin_s, end_s, believed_s)
-            found.append([each for each in series if _numbers(each)])
-        return found
+            answers.append([each for each in series if _numbers(each)])
+        return answers
 
     def draws(self, panel: dict[str, Any], run: story.Run, believed_s: int = CHOSEN_S) -> bool:
         """Return True if a panel has a figure, or points for at least 60 % of the time."""
-        answers = [each for found in self.answers(panel, run, believed_s) for each in found]
+        answers = [each for series in self.answers(panel, run, believed_s) for each in series]
         if panel["targets"][0]["instant"]:
             return bool(answers)
         drawn = {at for each in answers for at in _numbers(each)}

@@ -78,24 +78,24 @@ class Series:
 def of_ranks() -> dict[str, Series]:
     """Return the series of worker pods: of their ranks and agents."""
     target = HERE | {"instance": "a:9464"}
-    found: dict[str, Series] = {}
+    series: dict[str, Series] = {}
     for metric in CATALOG:
         own: dict[str, tuple[str, ...]] = {} if metric.once else {"worker": WORKER}
         own |= {name: LABELS[name] for name in metric.labels}
-        found |= _samples(metric.name, metric.kind, own, metric.buckets, target)
-    return found
+        series |= _samples(metric.name, metric.kind, own, metric.buckets, target)
+    return series
 
 
 def of_operator() -> dict[str, Series]:
     """Return the series of the operator."""
-    found: dict[str, Series] = {}
+    series: dict[str, Series] = {}
     for metric in OperatorMetrics().registry._collector_to_names:
         family: Family = next(iter(metric.collect()))
         own = {name: OF_OPERATOR[name] for name in getattr(metric, "_labelnames", ())}
         bounds = [b for b in getattr(metric, "_upper_bounds", ()) if b != float("inf")]
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        found |= _samples(name, family.type, own, bounds, OPERATOR)
-    return found
+        series |= _samples(name, family.type, own, bounds, OPERATOR)
+    return series
 
 
 def of_others() -> dict[str, Series]:

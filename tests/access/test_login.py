@@ -64,14 +64,14 @@ def coded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def said(file: Path, **more: Any) -> list[tuple[str, str]]:
+def headers_of(file: Path, **more: Any) -> list[tuple[str, str]]:
     return log_in(file, **more).headers()
 
 
 def test_the_current_context_of_the_kubeconfig_is_used(tmp_path: Path) -> None:
-    found = log_in(config(tmp_path))
-    assert (found.server, found.namespace, found.tls) == ("http://127.0.0.1:1", "team", None)
-    assert found.headers() == [("Authorization", "Bearer abc")]
+    login = log_in(config(tmp_path))
+    assert (login.server, login.namespace, login.tls) == ("http://127.0.0.1:1", "team", None)
+    assert login.headers() == [("Authorization", "Bearer abc")]
 
 
 def test_contexts_of_all_files_in_kubeconfig_can_be_selected_by_name(
@@ -93,7 +93,7 @@ def test_an_explicit_kubeconfig_overrides_the_environment_and_the_home_folder(
     named = config(tmp_path / "named", user={"token": "named"})
     monkeypatch.setenv("KUBECONFIG", str(named))
     assert log_in().headers() == [("Authorization", "Bearer named")]
-    assert said(config(tmp_path / "given", user={"token": "given"})) == [
+    assert headers_of(config(tmp_path / "given", user={"token": "given"})) == [
         ("Authorization", "Bearer given")
     ]
 
@@ -112,25 +112,25 @@ def test_a_client_certificate_needs_no_token(tmp_path: Path, pair: Pair, data: b
     else:
         cluster["certificate-authority"] = "crt"
         user = {"client-certificate": "crt", "client-key": "key"}
-    found = log_in(config(tmp_path, cluster=cluster, user=user))
-    assert found.headers() == []
-    assert found.server_name == "kubernetes"
-    assert found.tls is not None
-    assert found.tls.check_hostname
-    assert len(found.tls.get_ca_certs(binary_form=True)) == 1
+    login = log_in(config(tmp_path, cluster=cluster, user=user))
+    assert login.headers() == []
+    assert login.server_name == "kubernetes"
+    assert login.tls is not None
+    assert login.tls.check_hostname
+    assert len(login.tls.get_ca_certs(binary_form=True)) == 1
 
 
 def test_a_token_file_is_read_for_each_request(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first\n")
-    found = log_in(config(tmp_path, user={"tokenFile": "token", "token": "old"}))
-    assert found.headers() == [("Authorization", "Bearer first")]
+    login = log_in(config(tmp_path, user={"tokenFile": "token", "token": "old"}))
+    assert login.headers() == [("Authorization", "Bearer first")]
     (tmp_path / "token").write_text("second\n")
-    assert found.headers() == [("Authorization", "Bearer second")]
+    assert login.headers() == [("Authorization", "Bearer second")]
 
 
 def test_a_user_name_and_a_password_are_sent_as_basic_authentication(tmp_path: Path) -> None:
     user = {"username": "jane", "password": "secret"}
-    assert said(config(tmp_path, user=user)) == [
+    assert headers_of(config(tmp_path, user=user)) == [
         ("Authorization", f"Basic {coded('jane:secret')}"),
     ]
 
@@ -144,7 +144,7 @@ def test_all_impersonation_headers_are_sent(tmp_path: Path) -> None:
         "as-groups": ["a", "b"],
         "as-user-extra": {"scope": ["x"]},
     }
-    assert said(config(tmp_path, user=user))[1:] == [
+    assert headers_of(config(tmp_path, user=user))[1:] == [
         ("Impersonate-User", "jane"),
         ("Impersonate-Uid", "7"),
         ("Impersonate-Group", "a"),
@@ -175,11 +175,11 @@ def test_a_pod_uses_its_service_account(
     (tmp_path / "token").write_text("first\n")
     (tmp_path / "namespace").write_text("paceline\n")
     (tmp_path / "ca.crt").write_text(pair.certificate)
-    found = log_in()
-    assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "paceline")
-    assert found.headers() == [("Authorization", "Bearer first")]
+    login = log_in()
+    assert (login.server, login.namespace) == ("https://[fd00::1]:6443", "paceline")
+    assert login.headers() == [("Authorization", "Bearer first")]
     (tmp_path / "token").write_text("second\n")
-    assert found.headers() == [("Authorization", "Bearer second")]
+    assert login.headers() == [("Authorization", "Bearer second")]
 
 
 # ---- exec plugins ---------------------------------------------------------------------------
@@ -195,11 +195,11 @@ def test_an_exec_plugin_supplies_the_token_and_receives_the_cluster_info(tmp_pat
         ],
     }
     file = config(tmp_path, cluster=cluster, user=plugin.user(provideClusterInfo=True))
-    found = log_in(file)
-    assert found.headers() == [("Authorization", "Bearer short")]
-    assert found.expires_s is not None
-    (told,) = plugin.asked
-    assert told["spec"]["cluster"] == {
+    login = log_in(file)
+    assert login.headers() == [("Authorization", "Bearer short")]
+    assert login.expires_s is not None
+    (request,) = plugin.asked
+    assert request["spec"]["cluster"] == {
         "server": "http://127.0.0.1:1",
         "config": {"audience": "me"},
     }
@@ -208,9 +208,9 @@ def test_an_exec_plugin_supplies_the_token_and_receives_the_cluster_info(tmp_pat
 def test_an_exec_plugin_may_supply_a_client_certificate(tmp_path: Path, pair: Pair) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out({"clientCertificateData": pair.certificate, "clientKeyData": pair.private_key})
-    found = log_in(config(tmp_path, cluster={"server": "https://x"}, user=plugin.user()))
-    assert found.tls is not None
-    assert found.headers() == []
+    login = log_in(config(tmp_path, cluster={"server": "https://x"}, user=plugin.user()))
+    assert login.tls is not None
+    assert login.headers() == []
 
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -225,20 +225,20 @@ ANSWERS: dict[str, dict[str, Any]] = {
 def test_a_failing_exec_plugin_is_reported_by_name(tmp_path: Path, what: str) -> None:
     plugin = Plugin.at(tmp_path / "plugin")
     plugin.hands_out(**ANSWERS[what])
-    told = _refused(config(tmp_path, user=plugin.user()), PluginError)
-    assert "who-am-i" in told.message
+    error = _refused(config(tmp_path, user=plugin.user()), PluginError)
+    assert "who-am-i" in error.message
     if what == "failed":
-        assert "exit code 7, saying: the session is over" in told.message
+        assert "exit code 7, saying: the session is over" in error.message
 
 
 def test_a_missing_exec_plugin_is_reported_with_its_install_hint(tmp_path: Path) -> None:
     exec_ = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-cloud"}
-    told = _refused(config(tmp_path, user={"exec": exec_}), PluginError)
-    assert "no-such-cloud" in told.hint
-    told = _refused(
+    error = _refused(config(tmp_path, user={"exec": exec_}), PluginError)
+    assert "no-such-cloud" in error.hint
+    error = _refused(
         config(tmp_path, user={"exec": exec_ | {"installHint": "get the cloud"}}), PluginError
     )
-    assert told.hint == "get the cloud"
+    assert error.hint == "get the cloud"
 
 
 @pytest.mark.long
@@ -262,10 +262,10 @@ def test_an_exec_plugin_with_an_old_api_or_a_prompt_is_refused(tmp_path: Path) -
 
 
 def test_a_missing_kubeconfig_is_reported_with_a_hint() -> None:
-    with pytest.raises(KubeconfigError, match="no kubeconfig") as told:
+    with pytest.raises(KubeconfigError, match="no kubeconfig") as caught:
         log_in()
-    assert "KUBECONFIG" in told.value.hint
-    assert told.value.exit_code == EXIT_BAD_INPUT
+    assert "KUBECONFIG" in caught.value.hint
+    assert caught.value.exit_code == EXIT_BAD_INPUT
 
 
 BAD = {
@@ -293,8 +293,8 @@ def test_a_context_that_is_missing_or_incomplete_is_refused(tmp_path: Path, cont
 
 
 def test_without_a_current_context_the_hint_lists_the_contexts(tmp_path: Path) -> None:
-    told = _refused(config(tmp_path, **{"current-context": ""}), ContextError)
-    assert "here" in told.hint
+    error = _refused(config(tmp_path, **{"current-context": ""}), ContextError)
+    assert "here" in error.hint
 
 
 HTTPS = {"server": "https://x"}
@@ -329,10 +329,10 @@ def test_an_invalid_field_of_a_kubeconfig_raises_the_matching_error(
 
 
 def _refused(file: Path, kind: type[AccessError], context: str | None = None) -> AccessError:
-    with pytest.raises(AccessError) as told:
+    with pytest.raises(AccessError) as caught:
         log_in(file, context)
-    assert type(told.value) is kind, told.value
-    assert told.value.hint
-    assert "\n" not in told.value.render().replace("\nhint: ", "")
-    assert told.value.exit_code == EXIT_BAD_INPUT
-    return told.value
+    assert type(caught.value) is kind, caught.value
+    assert caught.value.hint
+    assert "\n" not in caught.value.render().replace("\nhint: ", "")
+    assert caught.value.exit_code == EXIT_BAD_INPUT
+    return caught.value

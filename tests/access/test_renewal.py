@@ -30,9 +30,9 @@ class Desk:
         return Login(self.server, authorization=f"Bearer {self.count}", expires_s=expires_s)
 
     def access(self) -> Access:
-        found = Access(self.load, clock=lambda: self.now_s)
+        access = Access(self.load, clock=lambda: self.now_s)
         assert self.asked.acquire(timeout=0)
-        return found
+        return access
 
 
 def until_idle(access: Access) -> None:
@@ -80,15 +80,15 @@ def test_threads_refused_at_the_same_time_share_one_renewal() -> None:
     access = desk.access()
     desk.now_s += PAUSE_S
     used = access.login
-    found: list[bool] = []
+    results: list[bool] = []
     threads = [
-        threading.Thread(target=lambda: found.append(access.refresh(used))) for _ in range(8)
+        threading.Thread(target=lambda: results.append(access.refresh(used))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [True] * 8
+    assert results == [True] * 8
     assert desk.count == 2
 
 
@@ -108,11 +108,13 @@ def test_renewals_after_refusals_are_rate_limited() -> None:
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[Any]]]:
     """Serve an API that accepts only the second login, and record the headers that it receives."""
-    heard: list[Any] = []
+    received: list[Any] = []
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            heard.append((self.headers["Authorization"], self.headers.get_all("Impersonate-Group")))
+            received.append(
+                (self.headers["Authorization"], self.headers.get_all("Impersonate-Group"))
+            )
             known = self.headers["Authorization"] == "Bearer 2"
             body = b'{"major": "1", "minor": "34"}' if known else b"{}"
             self.send_response(200 if known else 401)
@@ -127,7 +129,7 @@ def server() -> Iterator[tuple[str, list[Any]]]:
     served = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=served.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{served.server_port}", heard
+    yield f"http://127.0.0.1:{served.server_port}", received
     served.shutdown()
     thread.join()
     served.server_close()
@@ -135,18 +137,18 @@ def server() -> Iterator[tuple[str, list[Any]]]:
 
 @pytest.mark.long
 def test_the_kubernetes_client_uses_the_renewed_login(server: tuple[str, list[Any]]) -> None:
-    url, heard = server
+    url, received = server
     desk = Desk(url)
 
     def load() -> Login:
         groups = tuple(("Impersonate-Group", group) for group in ("a", "b"))
-        found = desk.load()
-        return Login(url, authorization=found.authorization, impersonation=groups)
+        login = desk.load()
+        return Login(url, authorization=login.authorization, impersonation=groups)
 
     access = Access(load, clock=lambda: desk.now_s)
     desk.now_s += PAUSE_S
     with access.client() as client:
-        found = client.call_api("GET", f"{url}/version")
-        assert found.status == 200
-        found.read()
-    assert heard == [("Bearer 1", ["a", "b"]), ("Bearer 2", ["a", "b"])]
+        response = client.call_api("GET", f"{url}/version")
+        assert response.status == 200
+        response.read()
+    assert received == [("Bearer 1", ["a", "b"]), ("Bearer 2", ["a", "b"])]

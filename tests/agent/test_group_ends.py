@@ -19,7 +19,7 @@ LOST = ScriptError("RuntimeError", "Connection closed by peer", "train.py", 12)
 MISTAKE = ScriptError("KeyError", "'label'", "train.py", 7)
 
 
-class Heard:
+class UnlaunchedGroup:
     """A group of two ranks that were never launched, and the events that it has reported."""
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class Heard:
 
     @property
     def errors(self) -> list[ScriptError]:
-        told = (e.error for e in self.events if isinstance(e, supervise.ReportedOutcome))
-        return [error for error in told if error is not None]
+        reported = (e.error for e in self.events if isinstance(e, supervise.ReportedOutcome))
+        return [error for error in reported if error is not None]
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    one = Heard()
+def group() -> Iterator[UnlaunchedGroup]:
+    one = UnlaunchedGroup()
     yield one
     for rank in one.group._ranks:
         for line in rank._group:
@@ -65,26 +65,26 @@ def heard() -> Iterator[Heard]:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_an_error_caused_by_a_killed_peer_is_not_reported_as_a_script_error(
-    heard: Heard, killed: int
+    group: UnlaunchedGroup, killed: int
 ) -> None:
     """Let the peer of a killed rank fail, as it does at the same line in each group.
 
     Jobs used to end as ScriptFailed because of this.
     """
-    heard.failed(1 - killed, LOST)
-    heard.exited(killed, -SIGKILL)
-    heard.exited(1 - killed, 1)
-    assert heard.errors == []
-    assert heard.events[-1] == supervise.Exited(-SIGKILL, "")
+    group.failed(1 - killed, LOST)
+    group.exited(killed, -SIGKILL)
+    group.exited(1 - killed, 1)
+    assert group.errors == []
+    assert group.events[-1] == supervise.Exited(-SIGKILL, "")
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_an_exception_is_reported_with_the_exit_of_its_own_process(
-    heard: Heard, shard: int
+    group: UnlaunchedGroup, shard: int
 ) -> None:
-    heard.failed(shard, MISTAKE)
-    heard.failed(1 - shard, LOST)
-    heard.exited(shard, 1)
-    heard.exited(1 - shard, -SIGKILL)
-    assert heard.errors == [MISTAKE]
-    assert heard.events[-1] == supervise.Exited(1, "")
+    group.failed(shard, MISTAKE)
+    group.failed(1 - shard, LOST)
+    group.exited(shard, 1)
+    group.exited(1 - shard, -SIGKILL)
+    assert group.errors == [MISTAKE]
+    assert group.events[-1] == supervise.Exited(1, "")

@@ -136,9 +136,9 @@ def test_an_agent_removes_what_a_killed_rank_leaves(
         async with pod(tmp_path, LEAVES, backend=backend) as (agent, coordinator):
             rank = await started(coordinator)
             await agent.printed("left ")
-            said = re.search(rb"left (\S+) (\S+)", agent.out)
-            assert said is not None
-            temporary, memory = Path(said[1].decode()), Path("/dev/shm", said[2].decode())
+            match = re.search(rb"left (\S+) (\S+)", agent.out)
+            assert match is not None
+            temporary, memory = Path(match[1].decode()), Path("/dev/shm", match[2].decode())
             assert temporary.is_relative_to(tmpdir)
             assert exists(temporary / "user")
             os.kill(rank.pid, signal.SIGKILL)
@@ -176,9 +176,9 @@ def test_shared_memory_files_of_torch_are_removed_with_the_rank_and_its_workers(
 
 def shown(out: bytes) -> list[str]:
     """Return the words that the script printed after "left"."""
-    said = re.search(rb"left ([^\n]*)\n", out)
-    assert said is not None, out
-    return said[1].decode().split()
+    match = re.search(rb"left ([^\n]*)\n", out)
+    assert match is not None, out
+    return match[1].decode().split()
 
 
 @pytest.mark.parametrize("backend", exhaustive_except(["mpi"], ["gloo", "mpi"]))

@@ -313,9 +313,9 @@ def test_metrics_and_health_are_served(tmp_path: Path) -> None:
         }
 
     def find(page: dict[str, float], *parts: str) -> float:
-        found = [v for k, v in page.items() if all(part in k for part in parts)]
-        assert len(found) == 1, (parts, found)
-        return found[0]
+        values = [v for k, v in page.items() if all(part in k for part in parts)]
+        assert len(values) == 1, (parts, values)
+        return values[0]
 
     async def scenario() -> None:
         async with pod(tmp_path, script) as (agent, coordinator):

@@ -19,15 +19,15 @@ def test_a_signal_is_handled_however_much_was_written_meanwhile(tmp_path: Path) 
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        heard = asyncio.Event()
-        loop.add_signal_handler(signal.SIGUSR1, heard.set)
+        handled = asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR1, handled.set)
         with (tmp_path / "stdout").open("wb") as stdout:
             output = LogOutput(loop, stdout.fileno(), tmp_path / "logs")
             for _ in range(WRITES):
                 output.write("rank", b"shown\n", b"kept\n")
             assert _all_written(output)  # the loop has had no turn
             os.kill(os.getpid(), signal.SIGUSR1)
-            await asyncio.wait_for(heard.wait(), 10)
+            await asyncio.wait_for(handled.wait(), 10)
             output.close()
         assert (tmp_path / "stdout").read_bytes() == b"shown\n" * WRITES
         assert (tmp_path / "logs" / "rank").read_bytes() == b"kept\n" * WRITES

@@ -204,10 +204,10 @@ def test_nccl_logging_is_enabled_only_if_the_job_requires_gpudirect(
         sockets=tmp_path,
         temporary=tmp_path,
     )
-    found = {name: text for name, text in plan.order.env.items() if name.startswith("NCCL")}
+    env = {name: text for name, text in plan.order.env.items() if name.startswith("NCCL")}
     if "NCCL_DEBUG" in wanted:
         wanted = {**wanted, "NCCL_DEBUG_FILE": str(tmp_path / "logs" / "nccl-0.0-1000.%p")}
-    assert found == wanted
+    assert env == wanted
 
 
 class Trainer:

@@ -51,16 +51,16 @@ NO_MESSAGES: Final = {
 def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[PipeMessage | None]]]:
     """Yield an event loop, the name of an agent's listener, and all messages from its pipes."""
     loop = asyncio.new_event_loop()
-    heard: list[PipeMessage | None] = []
+    messages: list[PipeMessage | None] = []
     pipes: list[RankPipe] = []
 
     def on_message(pipe: RankPipe, message: PipeMessage | None) -> None:
         pipes.append(pipe)
-        heard.append(message)
+        messages.append(message)
 
     listener = RankPipeListener(loop, on_message)
     try:
-        yield loop, listener.name, heard
+        yield loop, listener.name, messages
     finally:
         for pipe in pipes:
             pipe.close()
@@ -68,9 +68,9 @@ def listening() -> Iterator[tuple[asyncio.AbstractEventLoop, str, list[PipeMessa
         loop.close()
 
 
-def settle(loop: asyncio.AbstractEventLoop, heard: list[PipeMessage | None], count: int) -> None:
+def settle(loop: asyncio.AbstractEventLoop, messages: list[PipeMessage | None], count: int) -> None:
     """Run the agent until `count` messages have arrived; only the test's own timeout bounds it."""
-    while len(heard) < count:
+    while len(messages) < count:
         loop.run_until_complete(asyncio.sleep(0.001))
 
 
@@ -87,11 +87,11 @@ def refused(reason: RefusalReason) -> int:
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=list(NO_MESSAGES))
 def test_an_invalid_message_is_refused_and_the_pipe_stays_open(data: bytes) -> None:
     before = refused(RefusalReason.MALFORMED)
-    with listening() as (loop, name, heard), call(name) as rank:
+    with listening() as (loop, name, messages), call(name) as rank:
         rank.send(data)
         rank.send(b'{"kind": "present", "key": "k"}')
-        settle(loop, heard, 1)
-        assert heard == [PipeMessage("present", "k")]
+        settle(loop, messages, 1)
+        assert messages == [PipeMessage("present", "k")]
     assert refused(RefusalReason.MALFORMED) == before + 1
     records = PodRecords(0, 1)
     shown = 'paceline_agent_refused_total{entry="rank_pipe",refusal="malformed"}'
@@ -104,18 +104,18 @@ def test_thousands_of_random_packets_use_no_memory_and_end_no_pipe() -> None:
     dice = random.Random(1)
     whole = json.dumps({"kind": "failed", "message": "m", "error": None, "released": None}).encode()
     before = own_bytes()
-    with listening() as (loop, name, heard), call(name) as rank:
+    with listening() as (loop, name, messages), call(name) as rank:
         for _ in range(20_000):
             cut = bytearray(whole)
             for _ in range(dice.randrange(1, 4)):
                 cut[dice.randrange(len(cut))] = dice.randrange(256)
             rank.send(cut)
             loop.run_until_complete(asyncio.sleep(0))  # lets the agent read
-        heard.clear()
+        messages.clear()
         rank.send(b'{"kind": "last"}')
-        settle(loop, heard, 1)
-        while heard[-1] != PipeMessage("last"):
-            settle(loop, heard, len(heard) + 1)
+        settle(loop, messages, 1)
+        while messages[-1] != PipeMessage("last"):
+            settle(loop, messages, len(messages) + 1)
     assert own_bytes() - before < 64 * MIB
 
 
@@ -135,14 +135,14 @@ except OSError:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_message_from_another_user_is_never_read() -> None:
     before = refused(RefusalReason.OTHER_USER)
-    with listening() as (loop, name, heard):
+    with listening() as (loop, name, messages):
         subprocess.run(
             [sys.executable, "-c", AS_ANOTHER_USER, str(OTHER_USER), name], check=True, timeout=60
         )
         with call(name) as rank:
             rank.send(b'{"kind": "present", "key": "own"}')
-            settle(loop, heard, 1)
-        assert heard == [PipeMessage("present", "own")]
+            settle(loop, messages, 1)
+        assert messages == [PipeMessage("present", "own")]
     assert refused(RefusalReason.OTHER_USER) == before + 1
 
 

@@ -30,13 +30,13 @@ def certificate_of(uid: str, folder: Path) -> tuple[Path, Path]:
 @asynccontextmanager
 async def coordinator(uid: str, folder: Path) -> AsyncIterator[tuple[str, asyncio.Event]]:
     """Serve a coordinator; yield its address and an event that the first message sets."""
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
     async def greet(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.receive()
-        heard.set()
+        received.set()
         await socket.receive()
         return socket
 
@@ -48,7 +48,7 @@ async def coordinator(uid: str, folder: Path) -> AsyncIterator[tuple[str, asynci
     context.load_cert_chain(*certificate_of(uid, folder))
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     try:
-        yield f"https://127.0.0.1:{runner.addresses[0][1]}", heard
+        yield f"https://127.0.0.1:{runner.addresses[0][1]}", received
     finally:
         await runner.cleanup()
 
@@ -57,7 +57,7 @@ async def tells(uid: str, trusted: str, folder: Path) -> bool:
     """Return True if an agent that trusts one coordinator sends a message to that of `uid`."""
     tls = pinned(certificate_of(trusted, folder)[0])
     hello = AgentHello(0, 1, "here", "", (), ())
-    async with coordinator(uid, folder) as (url, heard):
+    async with coordinator(uid, folder) as (url, received):
         agent = PodVoice(
             (url,),
             lambda: "token",
@@ -71,7 +71,7 @@ async def tells(uid: str, trusted: str, folder: Path) -> bool:
         running = asyncio.create_task(agent.run())
         try:
             async with asyncio.timeout(60 if uid == trusted else 1):
-                await heard.wait()
+                await received.wait()
         except TimeoutError:
             return False
         finally:

@@ -93,18 +93,18 @@ def test_the_schema_is_structural(schema: dict[str, Any]) -> None:
 def test_only_replicas_suspend_and_observed_generation_have_defaults(
     schema: dict[str, Any],
 ) -> None:
-    found = {path: part["default"] for path, part in parts(schema, "") if "default" in part}
+    defaults = {path: part["default"] for path, part in parts(schema, "") if "default" in part}
     unseen = {".status": {"observedGeneration": -1}}
-    assert found == {".spec.replicas": 1, ".spec.suspend": False, **unseen}
+    assert defaults == {".spec.replicas": 1, ".spec.suspend": False, **unseen}
 
 
 def test_descriptions_name_defaults_and_immutable_fields(schema: dict[str, Any]) -> None:
-    told = {path: part.get("description", "") for path, part in parts(schema, "")}
-    assert told[".spec.collective.quorum"].endswith(" Default: 75%.")
-    assert told[".spec.collective.randomInitiator"].endswith(" Default: false.")
-    assert told[".spec.collective.deadlineFactor"].endswith(" Default: 3.")
-    assert told[".spec.straggler.respond"].endswith(" Default: [Tolerate].")
-    assert told[".spec.collective.backend"].endswith(" Default: auto. Cannot be changed.")
+    descriptions = {path: part.get("description", "") for path, part in parts(schema, "")}
+    assert descriptions[".spec.collective.quorum"].endswith(" Default: 75%.")
+    assert descriptions[".spec.collective.randomInitiator"].endswith(" Default: false.")
+    assert descriptions[".spec.collective.deadlineFactor"].endswith(" Default: 3.")
+    assert descriptions[".spec.straggler.respond"].endswith(" Default: [Tolerate].")
+    assert descriptions[".spec.collective.backend"].endswith(" Default: auto. Cannot be changed.")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)

@@ -37,10 +37,10 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if isinstance(value, list)
         else ()
     )
-    found = [path] if path else []
+    paths = [path] if path else []
     for key, child in children:
-        found += places(child, (*path, key))
-    return found
+        paths += places(child, (*path, key))
+    return paths
 
 
 JUNK = st.recursive(
@@ -74,11 +74,11 @@ def test_random_values_in_a_job_give_a_job_or_errors_with_hints(
     try:
         job = job_from_mapping(mapping)
     except InvalidJobError as error:
-        told = error.errors
+        errors = error.errors
     else:
         resolve(job)
-        told = ()
-    for fault in told:
+        errors = ()
+    for fault in errors:
         assert fault.path
         assert fault.problem
         assert fault.hint, fault.message

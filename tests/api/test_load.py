@@ -221,11 +221,11 @@ def test_an_override_is_applied_to_a_copy(
     before = yaml.safe_load(GOOD)
     after = with_overrides(before, overrides)
     assert before == yaml.safe_load(GOOD), "the mapping that was given in has changed"
-    found = after
+    result = after
     for part in path:
-        found = found[part]  # type: ignore[index]
+        result = result[part]  # type: ignore[index]
     if value is not None:
-        assert found == value
+        assert result == value
     job_from_mapping(after)
 
 
@@ -325,7 +325,7 @@ def test_split_path_inverts_show_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "problem"),
     [
         ("train.py", "import torch\nprint(torch)\n", "is a script, not a job file"),
         ("train.sh", "python train.py\n", "is a script, not a job file"),
@@ -336,17 +336,17 @@ def test_split_path_inverts_show_path() -> None:
     ],
 )
 def test_a_script_or_another_kubernetes_object_is_identified(
-    tmp_path: Path, name: str, text: str, told: str
+    tmp_path: Path, name: str, text: str, problem: str
 ) -> None:
     """The hint once advised rewriting apiVersion or checking the indentation (regression test)."""
     (tmp_path / name).write_text(text)
     with pytest.raises(PacelineError) as caught:
         load_job(tmp_path / name)
-    said = caught.value.render()
-    assert told in said
-    assert "write apiVersion" not in said
-    assert said.count("error: ") == 1
-    assert "command: [" in said or "kind: TrainingJob" in said
+    message = caught.value.render()
+    assert problem in message
+    assert "write apiVersion" not in message
+    assert message.count("error: ") == 1
+    assert "command: [" in message or "kind: TrainingJob" in message
 
 
 @pytest.mark.parametrize(

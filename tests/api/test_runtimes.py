@@ -98,16 +98,16 @@ def a_runtime(spec: dict[str, Any], may_override: list[str]) -> Runtime:
 def leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Return the values of a spec by path, each item of a named list below its name."""
     if isinstance(value, dict) and path[-1:] not in (("readinessProbe",),):
-        found: dict[tuple[str, ...], Any] = {}
+        result: dict[tuple[str, ...], Any] = {}
         for name, each in value.items():
-            found |= leaves(each, (*path, name))
-        return found
+            result |= leaves(each, (*path, name))
+        return result
     if path[-1:] == ("containers",):
-        found = {}
+        result = {}
         for each in value:
             rest = {name: inner for name, inner in each.items() if name != "name"}
-            found |= leaves(rest, (*path, each["name"]))
-        return found
+            result |= leaves(rest, (*path, each["name"]))
+        return result
     if path[-1:] in (("env",), ("volumes",)):
         return {(*path, each["name"]): each for each in value}
     return {path: value}
@@ -171,8 +171,8 @@ def test_a_command_of_the_job_leaves_the_arguments_of_the_runtime_behind() -> No
 
     def trainer(**fields: Any) -> dict[str, Any]:
         own = {"template": {"spec": {"containers": [{"name": "trainer", **fields}]}}}
-        found: dict[str, Any] = merge(runtime, own).spec["template"]["spec"]["containers"][0]
-        return found
+        merged: dict[str, Any] = merge(runtime, own).spec["template"]["spec"]["containers"][0]
+        return merged
 
     assert "args" not in trainer(command=["train"])
     assert trainer(command=["serve"])["args"] == ["--port", "1"]
@@ -275,7 +275,7 @@ def test_another_runtime_than_the_job_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "problem"),
     [
         ("  procsPerReplica: 2", "  replicas: 2", r"spec\.replicas: is a field of jobs"),
         ("  procsPerReplica: 2", "  procsPerReplika: 2", "did you mean procsPerReplica"),
@@ -296,13 +296,13 @@ def test_another_runtime_than_the_job_names_is_refused() -> None:
     ],
 )
 def test_a_wrong_runtime_is_reported_with_field_and_remedy(
-    old: str, new: str, told: str, tmp_path: Path
+    old: str, new: str, problem: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "runtime.yaml"
     file.write_text(RUNTIME.replace(old, new))
     with pytest.raises(InvalidJobError) as caught:
         load_runtime(file)
-    assert re.search(told, caught.value.render()), caught.value.render()
+    assert re.search(problem, caught.value.render()), caught.value.render()
     assert "runtime.yaml" in caught.value.render()
 
 

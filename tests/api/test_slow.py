@@ -28,10 +28,10 @@ def test_a_rank_slow_for_a_whole_window_climbs_the_response_ladder() -> None:
         (250.0, Do.REPLACE, None),
         (999.0, Do.REPLACE, None),
     ):
-        found = look(now_s, {"c": 10.0}, **steps)
-        [slow] = found.slow
+        verdict = look(now_s, {"c": 10.0}, **steps)
+        [slow] = verdict.slow
         assert (slow.key, slow.percent, slow.since_s) == ("c", 300, 10.0)
-        assert (slow.action, found.look_again_s) == (action, again_s)
+        assert (slow.action, verdict.look_again_s) == (action, again_s)
 
 
 def test_differences_of_a_few_milliseconds_do_not_count_as_slow() -> None:
@@ -52,14 +52,14 @@ def test_a_fast_measurement_resets_the_timer_and_a_missing_one_keeps_it() -> Non
 
 
 def test_the_slowest_is_listed_first_and_of_two_ranks_the_faster_is_the_norm() -> None:
-    found = look(50.0, {"c": 1.0, "d": 1.0}, a=0.1, b=0.1, e=0.1, c=0.2, d=0.4)
-    assert [slow.key for slow in found.slow] == ["d", "c"]
+    verdict = look(50.0, {"c": 1.0, "d": 1.0}, a=0.1, b=0.1, e=0.1, c=0.2, d=0.4)
+    assert [slow.key for slow in verdict.slow] == ["d", "c"]
     assert look(50.0, {"b": 1.0}, a=0.1, b=0.2).slow[0].percent == 200
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.001, 10.0), min_size=1))
 @pytest.mark.long
 def test_at_most_half_of_the_ranks_are_slow(steps: dict[str, float]) -> None:
-    found = look(1e6, dict.fromkeys(steps, 0.0), **steps)
-    assert len(found.slow) <= len(steps) // 2
-    assert all(slow.percent >= 149 for slow in found.slow)
+    verdict = look(1e6, dict.fromkeys(steps, 0.0), **steps)
+    assert len(verdict.slow) <= len(steps) // 2
+    assert all(slow.percent >= 149 for slow in verdict.slow)

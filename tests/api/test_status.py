@@ -33,14 +33,14 @@ def test_a_status_decodes_to_what_was_encoded() -> None:
 def test_a_figure_that_is_not_finite_is_read_as_nan() -> None:
     """A script whose loss is NaN must not make its job unreadable."""
     log = LogStatus(metrics={"loss": math.nan}, metric_sums={"loss": (math.inf, 3.0)})
-    found = decode_status(msgspec.json.encode(Status("digits", log=log))).log
-    assert math.isnan(as_number(found.metrics["loss"]))
-    assert found.metric_sums == {"loss": (None, 3.0)}
+    decoded = decode_status(msgspec.json.encode(Status("digits", log=log))).log
+    assert math.isnan(as_number(decoded.metrics["loss"]))
+    assert decoded.metric_sums == {"loss": (None, 3.0)}
 
 
 def test_settings_that_a_release_does_not_report_have_their_defaults() -> None:
-    found = decode_status(b'{"settings":{"mode":"Quorum","of_a_newer_release":1}}')
-    assert found.round_settings == RoundSettings(mode=Mode.QUORUM)
+    decoded = decode_status(b'{"settings":{"mode":"Quorum","of_a_newer_release":1}}')
+    assert decoded.round_settings == RoundSettings(mode=Mode.QUORUM)
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"ranks":[{}]}', b'{"ranks":' + b"[" * 10**5])

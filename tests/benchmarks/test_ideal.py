@@ -23,11 +23,11 @@ def times(seed: int) -> dict[tuple[int, int], float]:
 @given(ranks=ranks_drawn, seed=seeds)
 def test_full_mode_takes_the_slowest_time_of_each_step(ranks: int, seed: int) -> None:
     drawn = times(seed)
-    found = rates(lambda rank, step, _: drawn[rank, step], ranks=ranks, quorum=ranks, rounds=20)
+    result = rates(lambda rank, step, _: drawn[rank, step], ranks=ranks, quorum=ranks, rounds=20)
     slowest = sum(max(drawn[rank, step] for rank in range(ranks)) for step in range(20))
-    assert found.rounds_per_s == pytest.approx(20 / slowest)
-    assert found.gradients_per_s == pytest.approx(20 * ranks / slowest)
-    assert found.fresh == ranks
+    assert result.rounds_per_s == pytest.approx(20 / slowest)
+    assert result.gradients_per_s == pytest.approx(20 * ranks / slowest)
+    assert result.fresh == ranks
 
 
 @given(ranks=ranks_drawn, seed=seeds, data=st.data())
@@ -41,20 +41,20 @@ def test_rounds_average_at_least_a_quorum_and_no_gradient_is_lost(
         begun[rank] = step
         return drawn[rank, step]
 
-    found = rates(step_s, ranks=ranks, quorum=quorum, rounds=20)
-    seconds = 20 / found.rounds_per_s
-    assert quorum <= found.fresh + 1e-9
+    result = rates(step_s, ranks=ranks, quorum=quorum, rounds=20)
+    seconds = 20 / result.rounds_per_s
+    assert quorum <= result.fresh + 1e-9
     # All finished steps count: those that were started, less the last one of each rank.
-    under_way = sum(begun) + ranks - found.gradients_per_s * seconds
+    under_way = sum(begun) + ranks - result.gradients_per_s * seconds
     assert under_way == pytest.approx(ranks)
 
 
 def test_equal_step_times_give_the_same_rate_in_every_mode() -> None:
     for quorum in (1, 3, 4):
-        found = rates(lambda *_: 0.5, ranks=4, quorum=quorum, rounds=50)
-        assert found.gradients_per_s == pytest.approx(8, rel=0.05)
+        result = rates(lambda *_: 0.5, ranks=4, quorum=quorum, rounds=50)
+        assert result.gradients_per_s == pytest.approx(8, rel=0.05)
 
 
 def test_a_drawn_rank_starts_its_round_when_it_arrives() -> None:
-    found = rates(lambda rank, *_: 1.0 + rank, ranks=2, quorum=1, rounds=400, drawn=True)
-    assert 1 / 4 < found.rounds_per_s < 1
+    result = rates(lambda rank, *_: 1.0 + rank, ranks=2, quorum=1, rounds=400, drawn=True)
+    assert 1 / 4 < result.rounds_per_s < 1

@@ -92,9 +92,9 @@ def test_each_round_begins_with_another_side() -> None:
         order.append(name)
         return len(order)
 
-    found = interleave(3, {name: lambda name=name: side(name) for name in "ab"})  # type: ignore[misc]
+    times = interleave(3, {name: lambda name=name: side(name) for name in "ab"})  # type: ignore[misc]
     assert "".join(order) == "abbaab"
-    assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}
+    assert times == {"a": [1, 4, 5], "b": [2, 3, 6]}
     assert ratios([2.0, 6.0], [1.0, 2.0]) == [2.0, 3.0]
 
 

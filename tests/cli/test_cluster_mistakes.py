@@ -64,9 +64,9 @@ def paceline(
     return call
 
 
-def told(said: str) -> tuple[str, str]:
+def error_and_hint(output: str) -> tuple[str, str]:
     """Return the error line and the hint line of an output that consists of both."""
-    error, hint = said.splitlines()
+    error, hint = output.splitlines()
     assert error.startswith("error: ")
     assert hint.startswith("hint: ")
     return error, hint
@@ -100,8 +100,8 @@ def lists(*bodies: dict[str, Any], version: str = "7") -> tuple[int, Any]:
     return 200, {"metadata": {"resourceVersion": version}, "items": list(bodies)}
 
 
-def event(kind: str, found: dict[str, Any]) -> str:
-    return json.dumps({"type": kind, "object": found}) + "\n"
+def event(kind: str, content: dict[str, Any]) -> str:
+    return json.dumps({"type": kind, "object": content}) + "\n"
 
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -116,11 +116,11 @@ def test_wait_restarts_interrupted_watches_until_the_job_ends(
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = [lists(body("Starting", "5")), lists(body("Training", "6"))]
     gone = event("ERROR", {"kind": "Status", "code": 410})
-    told = event("MODIFIED", body("Training", "8")) + event("MODIFIED", body(state, "9"))
-    server.answers["WATCH", JOBS] = [(200, gone), (200, ""), (200, told)]
+    events = event("MODIFIED", body("Training", "8")) + event("MODIFIED", body(state, "9"))
+    server.answers["WATCH", JOBS] = [(200, gone), (200, ""), (200, events)]
     server.answers["GET", PODS] = lists()
-    got, said = paceline("wait", "digits")
-    assert (got, said) == (code, f"job digits: {state}\n")
+    got, output = paceline("wait", "digits")
+    assert (got, output) == (code, f"job digits: {state}\n")
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -135,14 +135,14 @@ def test_watching_requests_frequent_metrics_once(
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
     server.answers["GET", JOBS] = lists(body("Training", "5"))
     server.answers["GET", PODS] = lists()
-    told = event("MODIFIED", body("Training", "8")) + event("MODIFIED", body("Complete", "9"))
-    server.answers["WATCH", JOBS] = 200, told
+    events = event("MODIFIED", body("Training", "8")) + event("MODIFIED", body("Complete", "9"))
+    server.answers["WATCH", JOBS] = 200, events
     server.refuses("PATCH", f"{JOBS}/digits", 403, "Forbidden", "cannot patch")
     if allowed:
         server.answers["PATCH", f"{JOBS}/digits"] = 200, {}
-    code, said = paceline("status", "digits", "--watch")
+    code, output = paceline("status", "digits", "--watch")
     assert code == 0
-    assert "cannot" not in said
+    assert "cannot" not in output
     (asked,) = server.bodies["PATCH", f"{JOBS}/digits"]
     assert list(asked["metadata"]["annotations"]) == ["paceline.dev/watched-until"]
 
@@ -152,8 +152,8 @@ def test_wait_times_out_with_exit_code_3(paceline: Call, server: ScriptedServer)
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Starting", "5")
     server.answers["GET", JOBS] = lists(body("Starting", "5"))
     server.answers["WATCH", JOBS] = 200, ""
-    code, said = paceline("wait", "digits", "--timeout", "1s")
-    error, hint = told(said)
+    code, output = paceline("wait", "digits", "--timeout", "1s")
+    error, hint = error_and_hint(output)
     assert code == 3
     assert "job digits is Starting after 1 s, and not yet ended" in error
     assert "paceline explain digits" in hint
@@ -171,12 +171,12 @@ def test_waiting_for_suspended_ends_when_the_last_pod_is_gone(
     own = {"metadata": {"name": "digits-0-1", "ownerReferences": [{"uid": "u"}]}}
     server.answers["GET", PODS] = lists(own)
     server.answers["WATCH", PODS] = 200, ""
-    code, said = paceline("wait", "digits", "--for", "suspended", "--timeout", "1s")
-    assert code == 3, said
+    code, output = paceline("wait", "digits", "--for", "suspended", "--timeout", "1s")
+    assert code == 3, output
     server.answers["GET", PODS] = [lists(own), lists()]
     server.answers["WATCH", PODS] = 200, event("DELETED", own)
-    code, said = paceline("wait", "digits", "--for", "suspended")
-    assert (code, said) == (0, "job digits: Suspended\n")
+    code, output = paceline("wait", "digits", "--for", "suspended")
+    assert (code, output) == (0, "job digits: Suspended\n")
 
 
 def test_wait_ends_with_an_error_when_the_job_is_deleted(
@@ -185,8 +185,8 @@ def test_wait_ends_with_an_error_when_the_job_is_deleted(
     server.answers["GET", f"{JOBS}/digits"] = 200, body("Training", "5")
     server.answers["GET", JOBS] = lists(body("Training", "5"))
     server.answers["WATCH", JOBS] = 200, event("DELETED", body("Training", "8"))
-    code, said = paceline("wait", "digits")
-    error, _ = told(said)
+    code, output = paceline("wait", "digits")
+    error, _ = error_and_hint(output)
     assert code == 2
     assert "deleted while it was waited for" in error
 
@@ -195,9 +195,9 @@ def test_submit_sends_the_job_file_with_its_overrides(
     paceline: Call, server: ScriptedServer
 ) -> None:
     server.answers["POST", JOBS] = 201, body("", "5")
-    code, said = paceline("submit", "job.yaml", "--set", "spec.replicas=3")
-    assert code == 0, said
-    assert "digits" in said
+    code, output = paceline("submit", "job.yaml", "--set", "spec.replicas=3")
+    assert code == 0, output
+    assert "digits" in output
     (sent,) = server.bodies["POST", JOBS]
     assert (sent["kind"], sent["metadata"]["name"]) == ("TrainingJob", "digits")
     assert sent["spec"]["replicas"] == 3
@@ -220,8 +220,8 @@ def test_scale_suspend_and_resume_each_patch_one_field(
     server.answers["GET", f"{JOBS}/digits"] = 200, job
     for path in (f"{JOBS}/digits", f"{JOBS}/digits/scale"):
         server.answers["PATCH", path] = 200, job
-    code, said = paceline(*words)
-    assert code == 0, said
+    code, output = paceline(*words)
+    assert code == 0, output
     sent = [
         what
         for (method, _), all_of in server.bodies.items()
@@ -245,36 +245,36 @@ def test_delete_waits_until_the_last_pod_is_gone(paceline: Call, server: Scripte
     )
     server.answers["GET", PODS] = [lists(own, other), lists(other)]
     server.answers["WATCH", PODS] = 200, event("DELETED", own)
-    code, said = paceline("delete", "digits")
-    assert (code, said) == (0, f"job digits of namespace team of {server.url} is deleted\n")
+    code, output = paceline("delete", "digits")
+    assert (code, output) == (0, f"job digits of namespace team of {server.url} is deleted\n")
 
 
 def test_a_missing_kubeconfig_is_reported(
     paceline: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("KUBECONFIG")
-    code, said = paceline("submit", "job.yaml")
-    error, hint = told(said)
+    code, output = paceline("submit", "job.yaml")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "there is no kubeconfig" in error
     assert "--kubeconfig" in hint
-    code, said = paceline("status", "digits")
-    error, _ = told(said)
+    code, output = paceline("status", "digits")
+    error, _ = error_and_hint(output)
     assert code == 2
     assert "no job digits is running here" in error
     assert "no kubeconfig" in error
 
 
 def test_a_kubeconfig_path_that_does_not_exist_is_reported(paceline: Call) -> None:
-    code, said = paceline("status", "digits", "--kubeconfig", "nothing")
-    error, _ = told(said)
+    code, output = paceline("status", "digits", "--kubeconfig", "nothing")
+    error, _ = error_and_hint(output)
     assert code == 2
     assert "nothing is unusable: No such file" in error
 
 
 def test_an_unknown_context_is_reported_with_the_known_ones(paceline: Call) -> None:
-    code, said = paceline("logs", "digits", "--context", "there")
-    error, hint = told(said)
+    code, output = paceline("logs", "digits", "--context", "there")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "there is no context 'there'" in error
     assert "use one of: here" in hint
@@ -282,8 +282,8 @@ def test_an_unknown_context_is_reported_with_the_known_ones(paceline: Call) -> N
 
 def test_an_unreachable_api_server_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.close()
-    code, said = paceline("wait", "digits", "-n", "team", "--timeout", "1s")
-    error, hint = told(said)
+    code, output = paceline("wait", "digits", "-n", "team", "--timeout", "1s")
+    error, hint = error_and_hint(output)
     assert code == 1
     assert f"the API server {server.url} does not answer" in error
     assert "refused" in error
@@ -293,8 +293,8 @@ def test_an_unreachable_api_server_is_reported(paceline: Call, server: ScriptedS
 
 def test_a_refused_login_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("GET", f"{JOBS}/digits", 401, "Unauthorized", "Unauthorized")
-    code, said = paceline("status", "digits")
-    error, hint = told(said)
+    code, output = paceline("status", "digits")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "does not accept the login of context 'here'" in error
     assert "log in again" in hint
@@ -305,8 +305,8 @@ def test_missing_rights_are_reported_with_the_role_to_ask_for(
 ) -> None:
     message = 'trainingjobs.paceline.dev "digits" is forbidden: User "me" cannot delete it'
     server.refuses("GET", f"{JOBS}/digits", 403, "Forbidden", message)
-    code, said = paceline("delete", "digits")
-    error, hint = told(said)
+    code, output = paceline("delete", "digits")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert message in error
     assert "role `edit` in the namespace team" in hint
@@ -314,8 +314,8 @@ def test_missing_rights_are_reported_with_the_role_to_ask_for(
 
 def test_a_cluster_without_the_crd_is_reported_as_not_installed(paceline: Call) -> None:
     for words in (["submit", "job.yaml"], ["status", "digits"], ["status", "-n", "team"]):
-        code, said = paceline(*words)
-        error, hint = told(said)
+        code, output = paceline(*words)
+        error, hint = error_and_hint(output)
         assert code == 2
         assert "does not know TrainingJobs: Paceline is not installed" in error
         assert "paceline-crds" in hint
@@ -323,8 +323,8 @@ def test_a_cluster_without_the_crd_is_reported_as_not_installed(paceline: Call) 
 
 def test_a_crd_of_another_version_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.answers["GET", "/apis/paceline.dev"] = 200, {"versions": [{"version": "v1alpha0"}]}
-    code, said = paceline("submit", "job.yaml")
-    error, hint = told(said)
+    code, output = paceline("submit", "job.yaml")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "has TrainingJobs of paceline.dev/v1alpha0" in error
     assert "this paceline supports v1alpha1" in error
@@ -336,8 +336,8 @@ def test_a_crd_without_a_known_field_is_reported_as_another_release(
 ) -> None:
     message = 'strict decoding error: unknown field "spec.collective.wire"'
     server.refuses("POST", JOBS, 400, "BadRequest", message)
-    code, said = paceline("submit", "job.yaml", "--set", "spec.collective.wire=BFloat16")
-    error, hint = told(said)
+    code, output = paceline("submit", "job.yaml", "--set", "spec.collective.wire=BFloat16")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "another release of Paceline" in error
     assert "spec.collective.wire" in error
@@ -347,8 +347,8 @@ def test_a_crd_without_a_known_field_is_reported_as_another_release(
 def test_a_job_name_that_is_taken_is_reported(paceline: Call, server: ScriptedServer) -> None:
     message = 'trainingjobs.paceline.dev "digits" already exists'
     server.refuses("POST", JOBS, 409, "AlreadyExists", message)
-    code, said = paceline("submit", "job.yaml")
-    error, hint = told(said)
+    code, output = paceline("submit", "job.yaml")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "there is already a job digits in the namespace team" in error
     assert "paceline delete digits" in hint
@@ -360,8 +360,8 @@ def test_every_verb_reports_an_unknown_job(paceline: Call, server: ScriptedServe
     for verb in VERBS:
         if verb == "suspend":
             server.refuses("PATCH", f"{JOBS}/digits", 404, "NotFound", message)
-        code, said = paceline(verb, "digits")
-        error, hint = told(said)
+        code, output = paceline(verb, "digits")
+        error, hint = error_and_hint(output)
         assert code == 2
         assert "there is no job digits in the namespace team" in error
         assert "-n names another namespace" in hint
@@ -369,8 +369,8 @@ def test_every_verb_reports_an_unknown_job(paceline: Call, server: ScriptedServe
 
 def test_an_unknown_namespace_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("POST", JOBS, 404, "NotFound", 'namespaces "team" not found')
-    code, said = paceline("submit", "job.yaml")
-    error, _ = told(said)
+    code, output = paceline("submit", "job.yaml")
+    error, _ = error_and_hint(output)
     assert code == 2
     assert "there is no namespace team in the cluster" in error
 
@@ -379,8 +379,8 @@ def test_a_namespace_that_contradicts_the_job_file_is_refused(
     paceline: Call, tmp_path: Path
 ) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("name: digits", "name: digits, namespace: a"))
-    code, said = paceline("submit", "job.yaml", "-n", "team")
-    error, hint = told(said)
+    code, output = paceline("submit", "job.yaml", "-n", "team")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "metadata.namespace a, and not team" in error
     assert "-n a" in hint
@@ -393,16 +393,16 @@ def test_a_rank_out_of_range_is_refused_with_the_valid_range(
     body = {"metadata": {"name": "digits", "uid": "u"}, "spec": {"replicas": 4}}
     server.answers["GET", f"{JOBS}/digits"] = 200, body
     server.answers["GET", "/api/v1/namespaces/team/pods"] = 200, {"items": []}
-    code, said = paceline("logs", "digits", "--rank", rank)
-    error, hint = told(said)
+    code, output = paceline("logs", "digits", "--rank", rank)
+    error, hint = error_and_hint(output)
     assert code == 2
     assert f"job digits has no rank {rank}" in error
     assert "use 0 to 3" in hint
 
 
 def test_a_malformed_timeout_is_refused(paceline: Call) -> None:
-    code, said = paceline("wait", "digits", "--timeout", "soon")
-    error, hint = told(said)
+    code, output = paceline("wait", "digits", "--timeout", "soon")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert '"soon" is not a duration' in error
     assert "90s" in hint
@@ -412,8 +412,8 @@ def test_a_server_that_is_not_kubernetes_is_reported(
     paceline: Call, server: ScriptedServer
 ) -> None:
     server.answers["GET", f"{JOBS}/digits"] = 200, "<html>welcome</html>"
-    code, said = paceline("status", "digits")
-    error, hint = told(said)
+    code, output = paceline("status", "digits")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "is not an object in JSON" in error
     assert "API server" in hint
@@ -421,8 +421,8 @@ def test_a_server_that_is_not_kubernetes_is_reported(
 
 def test_an_unavailable_api_server_is_reported(paceline: Call, server: ScriptedServer) -> None:
     server.refuses("GET", f"{JOBS}/digits", 503, "ServiceUnavailable", "etcd has no leader")
-    code, said = paceline("status", "digits")
-    error, _ = told(said)
+    code, output = paceline("status", "digits")
+    error, _ = error_and_hint(output)
     assert code == 1
     assert "cannot answer now (503): etcd has no leader" in error
 
@@ -436,8 +436,8 @@ def test_a_missing_kubernetes_package_is_reported_with_the_extra_to_install(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     monkeypatch.setitem(sys.modules, "kubernetes.client", None)
-    code, said = paceline("submit", "job.yaml")
-    error, hint = told(said)
+    code, output = paceline("submit", "job.yaml")
+    error, hint = error_and_hint(output)
     assert code == 2
     assert "needs the package kubernetes" in error
     assert "paceline[kubernetes]" in hint

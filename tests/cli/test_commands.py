@@ -43,25 +43,25 @@ def paceline(
         with pytest.raises(SystemExit) as end:
             main()
         out, err = capsys.readouterr()
-        said = Said(out + err)
-        said.code = int(end.value.code or 0)
-        assert "Traceback" not in said
+        output = Said(out + err)
+        output.code = int(end.value.code or 0)
+        assert "Traceback" not in output
         assert not (tmp_path / "runs").exists(), "a run folder was made for nothing"
-        return said
+        return output
 
     return call
 
 
 def test_the_version_command_prints_the_installed_version(paceline: Any) -> None:
-    said = paceline("version")
-    assert said == f"paceline {importlib.metadata.version('paceline')}\n"
-    assert said.code == 0
+    output = paceline("version")
+    assert output == f"paceline {importlib.metadata.version('paceline')}\n"
+    assert output.code == 0
 
 
 def test_validate_accepts_a_valid_job(paceline: Any) -> None:
-    said = paceline("validate", "job.yaml", "--set", "spec.collective.mode=Full")
-    assert said == "job.yaml: job digits is valid\n"
-    assert said.code == 0
+    output = paceline("validate", "job.yaml", "--set", "spec.collective.mode=Full")
+    assert output == "job.yaml: job digits is valid\n"
+    assert output.code == 0
 
 
 CLAIM = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec: {}\n"
@@ -73,12 +73,12 @@ RUNTIME = (
 def test_validate_checks_each_job_of_a_file_and_leaves_other_kinds_out(paceline: Any) -> None:
     wrong = JOB.replace("replicas: 4", "replcas: 4").replace("name: digits", "name: other")
     text = f"{CLAIM}---\n{JOB}---\n{RUNTIME}---\n{wrong}"
-    said = paceline("validate", "job.yaml", job=text)
-    assert said.code == 2
-    assert "job.yaml: job digits is valid" in said
+    output = paceline("validate", "job.yaml", job=text)
+    assert output.code == 2
+    assert "job.yaml: job digits is valid" in output
     line = text.split("\n").index("  replcas: 4") + 1
-    assert f"line {line}" in said
-    assert "PersistentVolumeClaim" not in said
+    assert f"line {line}" in output
+    assert "PersistentVolumeClaim" not in output
     assert paceline("validate", "job.yaml", job=f"{CLAIM}---\n{JOB}").code == 0
 
 
@@ -107,11 +107,11 @@ def test_validate_accepts_a_generated_name_and_checks_its_length(paceline: Any) 
 def test_an_invalid_job_file_is_explained_with_field_and_hint(
     paceline: Any, command: str, job: str, parts: list[str]
 ) -> None:
-    said = paceline(command, "job.yaml", job=job)
-    assert said.code == 2
-    assert said.startswith("error: ")
+    output = paceline(command, "job.yaml", job=job)
+    assert output.code == 2
+    assert output.startswith("error: ")
     for part in parts:
-        assert part in said, said
+        assert part in output, output
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_an_invalid_job_file_is_explained_with_field_and_hint(
 def test_an_invalid_command_line_is_explained(
     paceline: Any, words: list[str], parts: list[str]
 ) -> None:
-    said = paceline("run", *words)
-    assert said.code == 2
+    output = paceline("run", *words)
+    assert output.code == 2
     for part in parts:
-        assert part.lower() in said.lower(), said
+        assert part.lower() in output.lower(), output
 
 
 def test_a_working_dir_that_does_not_exist_is_reported(paceline: Any) -> None:
     job = JOB.replace("image: none", "image: none, workingDir: /app/nowhere")
-    said = paceline("run", "job.yaml", job=job)
-    assert said.code == 2
-    assert "workingDir" in said
-    assert "/app/nowhere" in said
+    output = paceline("run", "job.yaml", job=job)
+    assert output.code == 2
+    assert "workingDir" in output
+    assert "/app/nowhere" in output

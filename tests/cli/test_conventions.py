@@ -124,10 +124,10 @@ def test_validate_prints_each_error_as_data(
 ) -> None:
     job.write_text(text)
     code, out, err = call(monkeypatch, capsys, "validate", "job.yaml", "--output", "json")
-    found = json.loads(out)
-    assert (code, err, found["valid"], found["job"]) == (2, "", False, "")
-    assert sorted(each["field"] for each in found["errors"]) == sorted(fields)
-    assert all(each["message"] and each["hint"] for each in found["errors"])
+    result = json.loads(out)
+    assert (code, err, result["valid"], result["job"]) == (2, "", False, "")
+    assert sorted(each["field"] for each in result["errors"]) == sorted(fields)
+    assert all(each["message"] and each["hint"] for each in result["errors"])
 
 
 @pytest.mark.processes

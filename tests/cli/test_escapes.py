@@ -77,9 +77,9 @@ def shown(what: object) -> str:
 
 @given(st.text() | st.text(alphabet=st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Zs"])))
 def test_escaped_text_is_encodable_and_contains_no_control_characters(text: str) -> None:
-    for found in (printable(text), printable_lines(text)):
-        assert found.encode() is not None
-        kinds = {unicodedata.category(char) for char in found if char not in "\n\t"}
+    for escaped in (printable(text), printable_lines(text)):
+        assert escaped.encode() is not None
+        kinds = {unicodedata.category(char) for char in escaped if char not in "\n\t"}
         assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
     assert "\n" not in printable(text)
     assert printable_lines(text).count("\n") == text.count("\n")
@@ -133,15 +133,15 @@ def test_events_and_conditions_of_a_cluster_job_are_escaped(text: str) -> None:
     assert status.detail is not None
     assert status.detail.stragglers
     events = from_cluster.job_events([event], job, [pod])
-    found = [
+    texts = [
         shown(table(status.detail, status, wide=True)),
         line(status.detail, status),
         *rendering.jobs([status], wide=True),
         *rendering.events(events, 1.0, wide=True),
         *rendering.explanation(explain.explain(status, events, flags="", cluster=True)),
     ]
-    assert all(map(is_shown, found))
-    assert any(printable(text) in one for one in found)
+    assert all(map(is_shown, texts))
+    assert any(printable(text) in one for one in texts)
 
 
 @pytest.mark.parametrize("host", ["[red]node[/red]", "[link=http://x]node[/link]", "[/]", "[bold"])
@@ -152,21 +152,21 @@ def test_a_host_name_is_not_interpreted_as_markup(host: str) -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_job_lists_events_and_explanations_are_escaped(text: str) -> None:
     event = JobEvent(wall_s=0.0, warning=True, reason=text, message=text, source=text)
-    found = [
+    texts = [
         *rendering.jobs([job_with(text)], wide=True),
         *rendering.events([event], 1.0, wide=True),
         *rendering.explanation(Explanation(text, (text,), (text,))),
     ]
-    assert all(map(is_shown, found))
+    assert all(map(is_shown, texts))
     assert len(rendering.events([event, event], 1.0, wide=True)) == 3
 
 
 @pytest.mark.parametrize("colour", [True, False])
 @pytest.mark.parametrize("text", HOSTILE)
 def test_log_lines_are_escaped_unless_raw_is_requested(text: str, *, colour: bool) -> None:
-    said = LogLine(0, "agent-0-0", "0.0#0", 0, text)
-    assert is_shown(rendering.log_line(said, colour=colour, times=True))
-    assert rendering.log_line(said, colour=False, times=False, raw=True) == f"rank 0 | {text}"
+    entry = LogLine(0, "agent-0-0", "0.0#0", 0, text)
+    assert is_shown(rendering.log_line(entry, colour=colour, times=True))
+    assert rendering.log_line(entry, colour=False, times=False, raw=True) == f"rank 0 | {text}"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -177,10 +177,10 @@ def test_the_screen_of_a_run_escapes_messages_and_printed_lines(
     screen.say(text)
     screen.write(f"[bold]:bomb:{text}")
     screen.on_line(text)
-    found = capsys.readouterr()
-    assert is_shown(found.out)
-    assert is_shown(found.err)
-    assert "[bold]:bomb:" in found.err
+    captured = capsys.readouterr()
+    assert is_shown(captured.out)
+    assert is_shown(captured.err)
+    assert "[bold]:bomb:" in captured.err
 
 
 def test_a_raw_run_prints_lines_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,9 +195,9 @@ def test_errors_and_messages_for_users_are_escaped(
     assert is_shown(PacelineError(text, hint=text).render())
     say(text)
     say(text, to_stderr=True)
-    found = capsys.readouterr()
-    assert is_shown(found.out)
-    assert is_shown(found.err)
+    captured = capsys.readouterr()
+    assert is_shown(captured.out)
+    assert is_shown(captured.err)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -205,14 +205,14 @@ def test_json_and_yaml_output_is_escaped_and_decodes_to_the_same_text(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_data(job_with(text), Output.JSON)
-    said = capsys.readouterr().out
-    assert is_shown(said)
-    assert json.loads(said)["message"] == text
+    output = capsys.readouterr().out
+    assert is_shown(output)
+    assert json.loads(output)["message"] == text
     print_data(job_with(text), Output.YAML)
-    said = capsys.readouterr().out
-    assert is_shown(said)
-    if said.isascii() and "\\uD800" not in said.upper():
-        assert yaml.safe_load(said.removeprefix("---\n"))["message"] == text
+    output = capsys.readouterr().out
+    assert is_shown(output)
+    if output.isascii() and "\\uD800" not in output.upper():
+        assert yaml.safe_load(output.removeprefix("---\n"))["message"] == text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -228,9 +228,9 @@ def test_log_formatters_escape_messages_and_tracebacks(
         raise ValueError(text)
     except ValueError:
         record = logging.LogRecord("x", 20, "f", 1, "%s", (text,), sys.exc_info())
-    found = formatter.format(record)
-    assert is_shown(found)
-    assert "ValueError" in found
+    formatted = formatter.format(record)
+    assert is_shown(formatted)
+    assert "ValueError" in formatted
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -240,10 +240,12 @@ def test_the_error_of_a_script_fits_into_one_message_after_escaping(text: str) -
     with ours, closing(AgentPipe(theirs.detach())) as pipe:
         error = ScriptError(text, text * 10_000, text, 3)
         assert pipe.tell("failed", text * 10_000, error=error)
-        said = msgspec.json.decode(ours.recv(2**20), type=PipeMessage)
-    assert said.error is not None
-    assert said.error.type == printable(text)
-    assert is_shown(said.message + said.error.type + said.error.message + said.error.file)
+        message = msgspec.json.decode(ours.recv(2**20), type=PipeMessage)
+    assert message.error is not None
+    assert message.error.type == printable(text)
+    assert is_shown(
+        message.message + message.error.type + message.error.message + message.error.file
+    )
 
 
 def test_a_plain_script_error_is_not_changed() -> None:
@@ -257,9 +259,9 @@ def test_the_progress_bar_does_not_interpret_markup_of_a_script(text: str) -> No
     console = Console(file=file, width=300, force_terminal=True, color_system=None)
     with ProgressBar(console) as bar:
         bar.show(job_with(text))
-    found = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", file.getvalue()).replace("\r", "")
-    assert is_shown(found)
-    assert printable(text) in found
+    output = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", file.getvalue()).replace("\r", "")
+    assert is_shown(output)
+    assert printable(text) in output
 
 
 @pytest.mark.parametrize(

@@ -60,16 +60,16 @@ def line_of(script: str, text: str) -> int:
     return next(n for n, line in enumerate(lines, 1) if line.strip().startswith(text))
 
 
-def final_error(said: str) -> str:
+def final_error(output: str) -> str:
     """Return the end of the output, from its last `error:` line on."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     last = max(n for n, line in enumerate(lines) if line.startswith("error: "))
     return "\n".join(lines[last:])
 
 
-def is_clean(said: str) -> bool:
+def is_clean(output: str) -> bool:
     """Return True if no traceback in the output shows a frame of Paceline."""
-    return "runtime/paceline/" not in said and "site-packages/paceline/" not in said
+    return "runtime/paceline/" not in output and "site-packages/paceline/" not in output
 
 
 def no_restart(folder: Path) -> bool:
@@ -101,34 +101,34 @@ def test_an_unknown_libfabric_provider_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + LOOP)
     env = {**os.environ, "FI_PROVIDER": "no_such_provider"}
     words = ("--quiet", "--set", "spec.collective.backend=mpi")
-    code, said = ForkedRun(tmp_path, "[python, train.py]", *words, env=env).wait()
+    code, output = ForkedRun(tmp_path, "[python, train.py]", *words, env=env).wait()
     assert code == 1
-    error = final_error(said)
+    error = final_error(output)
     for part in ("FI_PROVIDER=no_such_provider", "hint: ", "spec.fabric.profile"):
         assert part in error
-    assert "error: rank " in said
-    assert "Traceback" not in said
+    assert "error: rank " in output
+    assert "Traceback" not in output
     assert no_restart(tmp_path)
 
 
 def test_an_unknown_command_is_reported(tmp_path: Path) -> None:
-    code, said = ForkedRun(tmp_path, "[no-such-program, '1']", "--quiet").wait()
+    code, output = ForkedRun(tmp_path, "[no-such-program, '1']", "--quiet").wait()
     assert code == 1
-    error = final_error(said)
+    error = final_error(output)
     assert 'command not found: there is no "no-such-program"' in error
     assert "hint: " in error
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 def test_a_run_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     for words, folder in ((["--run-dir", "/proc/here"], "/proc/here"), ([], "runs")):
         if not words:
             (tmp_path / "runs").write_text("a file, since root may write into every folder")
-        code, said = ForkedRun(tmp_path, "[sleep, '100']", *words).wait()
+        code, output = ForkedRun(tmp_path, "[sleep, '100']", *words).wait()
         assert code == 2
-        assert f"run folder {folder}" in said
-        assert "hint: " in said
-        assert "Traceback" not in said
+        assert f"run folder {folder}" in output
+        assert "hint: " in output
+        assert "Traceback" not in output
 
 
 def test_two_jobs_of_one_name_run_at_once_from_different_folders(tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_two_jobs_of_one_name_run_at_once_from_different_folders(tmp_path: Path)
     (tmp_path / "job" / "early.py").write_text("print('found', flush=True)\n")
     job = ForkedRun(tmp_path / "job", "[python, early.py]", "--quiet")
     other = forked_paceline(tmp_path / "here", "run", "../job/job.yaml", "--quiet")
-    for code, said in (job.wait(), other):
+    for code, output in (job.wait(), other):
         assert code == 1
-        assert "] found" in said
-        assert "pl.init()" in final_error(said)
-        assert "Traceback" not in said
+        assert "] found" in output
+        assert "pl.init()" in final_error(output)
+        assert "Traceback" not in output
 
 
 def test_a_second_run_with_the_same_checkpoint_folder_is_refused(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_a_second_run_with_the_same_checkpoint_folder_is_refused(tmp_path: Path)
     (tmp_path / "wait.py").write_text("print('up', flush=True)\nimport time\ntime.sleep(100)\n")
     first = ForkedRun(tmp_path, "[python, wait.py]", *words)
     first.until("up")
-    code, said = ForkedRun(tmp_path, "[python, wait.py]", *words, name="other").wait()
+    code, output = ForkedRun(tmp_path, "[python, wait.py]", *words, name="other").wait()
     assert code == 2
-    assert f"another run keeps its checkpoints in {tmp_path / 'saved'}" in said
-    assert "hint: " in said
+    assert f"another run keeps its checkpoints in {tmp_path / 'saved'}" in output
+    assert "hint: " in output
     first.process.kill()
     first.until_gone()
     again = ForkedRun(tmp_path, "[python, -c, 'print(1)']", *words)
@@ -178,18 +178,18 @@ refused(lambda: pl.DataLoader(data, shuffle=True))
 lbfgs = torch.optim.LBFGS(model.parameters())
 pl.DistributedOptimizer(lbfgs, model)
 """
-    code, said = train(tmp_path, script)
+    code, output = train(tmp_path, script)
     assert code == 1
-    assert "error: batch_size=0" in said
-    assert "error: the data set is empty" in said
-    assert "error: DataLoader(shuffle=...) is not supported" in said
-    assert said.count("hint: ") >= 4
-    error = final_error(said)
+    assert "error: batch_size=0" in output
+    assert "error: the data set is empty" in output
+    assert "error: DataLoader(shuffle=...) is not supported" in output
+    assert output.count("hint: ") >= 4
+    error = final_error(output)
     assert error.startswith("error: rank ")
     assert "LBFGS is not supported" in error
     assert f"train.py, line {line_of(script, 'pl.DistributedOptimizer')})" in error
     assert "hint: use SGD, Adam" in error
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert no_restart(tmp_path)
 
 
@@ -218,13 +218,13 @@ def test_unsupported_use_of_the_optimizer_is_refused_while_training(
     tmp_path: Path, script: str, parts: list[str]
 ) -> None:
     # In Full each round needs both ranks, so the one with the mistake takes part.
-    code, said = train(tmp_path, script, "--set=spec.collective.mode=Full")
+    code, output = train(tmp_path, script, "--set=spec.collective.mode=Full")
     assert code == 1
-    error = final_error(said)
+    error = final_error(output)
     assert error.startswith("error: rank ")
     for part in (*parts, "hint: "):
         assert part in error, error
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert no_restart(tmp_path)
 
 
@@ -244,12 +244,12 @@ def test_unsupported_use_of_the_optimizer_is_refused_while_training(
 def test_a_rank_with_another_model_or_data_set_is_reported(
     tmp_path: Path, script: str, parts: list[str], words: tuple[str, ...]
 ) -> None:
-    code, said = train(tmp_path, script, *words)
+    code, output = train(tmp_path, script, *words)
     assert code == 1
-    error = final_error(said)
+    error = final_error(output)
     for part in (*parts, "hint: "):
         assert part in error, error
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 WIDE = HEAD.replace(
@@ -283,12 +283,12 @@ def test_missing_shared_memory_of_a_pod_is_reported(
 ) -> None:
     """The memory limit and the seccomp profile of the pod are simulated."""
     (tmp_path / "train.py").write_text(script + LOOP)
-    code, said = ForkedRun(tmp_path, "[python, train.py]", "--quiet", *ONE_POD).wait()
+    code, output = ForkedRun(tmp_path, "[python, train.py]", "--quiet", *ONE_POD).wait()
     assert code == 1
-    error = final_error(said)
+    error = final_error(output)
     for part in (*parts, "(train.py, line ", "hint: "):
         assert part in error, error
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert no_restart(tmp_path)
 
 
@@ -306,25 +306,25 @@ data = Broken() if pl.rank() == 1 else data
 """
         + LOOP
     )
-    code, said = train(tmp_path, script)
+    code, output = train(tmp_path, script)
     assert code == 1
-    error = final_error(said)
+    error = final_error(output)
     assert error.startswith("error: rank 1.0#0")
     assert "KeyError: 'no label for sample'" in error
     assert "train.py" in error
     assert "hint: " in error
-    assert is_clean(said)
+    assert is_clean(output)
     assert no_restart(tmp_path)
 
 
 def test_a_loop_left_early_on_all_ranks_is_reported_as_ended_early(tmp_path: Path) -> None:
-    code, said = train(tmp_path, LOOP.replace("optimizer.step()", "optimizer.step()\n    break"))
+    code, output = train(tmp_path, LOOP.replace("optimizer.step()", "optimizer.step()\n    break"))
     assert code == 1
-    error = final_error(said)
-    assert "ScriptEndedEarly" in said
+    error = final_error(output)
+    assert "ScriptEndedEarly" in output
     assert "epochs" in error
-    assert "pl.stop()" in said
-    assert "Traceback" not in said
+    assert "pl.stop()" in output
+    assert "Traceback" not in output
 
 
 FAILING = """\
@@ -365,13 +365,13 @@ def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
     """Run a failing script; return its exit code, output and explanation (first line first)."""
     (folder / "train.py").write_text(failing_script(**parts))
     words = words or ("--set=spec.replicas=3",)
-    code, said = ForkedRun(folder, "[python, train.py]", "--quiet", *words).wait()
+    code, output = ForkedRun(folder, "[python, train.py]", "--quiet", *words).wait()
     _, explained = forked_paceline(folder, "explain", str(next((folder / "runs").iterdir())))
-    return code, said, explained.splitlines()[0] + "\n" + explained
+    return code, output, explained.splitlines()[0] + "\n" + explained
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "cause"),
     [
         ({"item": "if i == 77: raise OSError(5, 'bad sector')"}, ["OSError: ", "line 11)", " 77"]),
         # In `make test`, test_explain_scripts covers these.
@@ -386,23 +386,23 @@ def fail(folder: Path, *words: str, **parts: str) -> tuple[int, str, str]:
     ids=["item", "worker", "two ranks later", "crash", "exit code"],
 )
 def test_an_exception_that_fails_one_rank_after_another_is_reported_as_the_cause(
-    tmp_path: Path, parts: dict[str, str], told: list[str]
+    tmp_path: Path, parts: dict[str, str], cause: list[str]
 ) -> None:
-    code, said, explained = fail(tmp_path, **parts)
+    code, output, explained = fail(tmp_path, **parts)
     assert code == 1
-    assert "Failed (ScriptFailed)" in said
-    first = final_error(said).splitlines()[0]
-    for part in [*told, " on ranks "]:
+    assert "Failed (ScriptFailed)" in output
+    first = final_error(output).splitlines()[0]
+    for part in [*cause, " on ranks "]:
         assert part in first
         assert part in explained.splitlines()[0]
 
 
 @pytest.mark.parametrize("how", exhaustive_except(["sys.exit(0)"], ["sys.exit(0)", "os._exit(0)"]))
 def test_a_script_that_ends_early_on_one_rank_is_reported(tmp_path: Path, how: str) -> None:
-    code, said, explained = fail(tmp_path, body=f"if epoch == 2 and WHO == 1: {how}")
+    code, output, explained = fail(tmp_path, body=f"if epoch == 2 and WHO == 1: {how}")
     assert code == 1
-    assert "Failed (ScriptEndedEarly)" in said
-    assert "rank 1.0#0: ScriptEndedEarly" in final_error(said)
+    assert "Failed (ScriptEndedEarly)" in output
+    assert "rank 1.0#0: ScriptEndedEarly" in final_error(output)
     assert "ScriptEndedEarly" in explained
 
 
@@ -412,10 +412,10 @@ def test_a_completed_job_reports_an_earlier_failure_of_its_script(tmp_path: Path
         f"if WHO == 1 and k == 3 and not os.path.exists({str(mark)!r}): "
         f"open({str(mark)!r}, 'w').close(); {{}}['key']"
     )
-    code, said, explained = fail(tmp_path, body=body)
+    code, output, explained = fail(tmp_path, body=body)
     assert code == 0
-    assert "SCRIPT FAILED" in said
-    assert "KeyError: 'key'" in said
+    assert "SCRIPT FAILED" in output
+    assert "KeyError: 'key'" in output
     assert "the script failed on the way: KeyError: 'key'" in explained
 
 
@@ -423,19 +423,19 @@ def test_a_batch_that_makes_the_script_fail_twice_can_be_skipped(tmp_path: Path)
     """Exactly its samples are missing, and the summary, events and `explain` name the exception."""
     words = ("--set=spec.replicas=4", "--set=spec.failurePolicy.maxSkippedBatches=1")
     item = "if i == 77: raise OSError(5, 'bad sector')"
-    code, said, explained = fail(tmp_path, *words, item=item, epochs="1")
+    code, output, explained = fail(tmp_path, *words, item=item, epochs="1")
     assert code == 0
-    assert "job job: Complete" in said
+    assert "job job: Complete" in output
     status = json.loads((next((tmp_path / "runs").iterdir()) / "status.json").read_text())
     log = status["log"]
     assert {name: n for name, n in log["samples_dropped"].items() if n} == {"failed": 4}
     assert log["samples_applied"] == 240 - 4
     assert (log["epochs_exact"], log["epochs_short"]) == (0, 1)
     [event] = [one["message"] for one in status["happenings"] if one["reason"] == "BatchSkipped"]
-    for text in (event, said, explained):
+    for text in (event, output, explained):
         for part in ("OSError: [Errno 5] bad sector", "line 11)", " 77"):
             assert part in text
-    assert "4 samples were given up: the script failed twice with their batch" in said
+    assert "4 samples were given up: the script failed twice with their batch" in output
 
 
 def newest_checkpoint(folder: Path) -> int:
@@ -469,16 +469,16 @@ def test_a_skipped_batch_stays_skipped_after_a_resume(tmp_path: Path) -> None:
             assert time.monotonic() < end
             time.sleep(0.05)
         first.process.send_signal(SIGINT)
-        code, said = first.wait()
+        code, output = first.wait()
     finally:
         first.process.close()
-    assert code == 130, said
+    assert code == 130, output
     before = json.loads((tmp_path / "runs/first/status.json").read_text())["log"]
     assert before["samples_dropped"]["failed"] == 4
     assert before["samples_applied"] < 236, "the epoch with the batch was not over"
     bad.unlink()  # if the batch were dealt again, the script would not fail with it
-    code, said = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=runs/second", *words).wait()
-    assert code == 0, said
+    code, output = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=runs/second", *words).wait()
+    assert code == 0, output
     after = json.loads((tmp_path / "runs/second/status.json").read_text())["log"]
     assert {name: n for name, n in after["samples_dropped"].items() if n} == {"failed": 4}
     assert after["samples_applied"] == 2 * 240 - 4

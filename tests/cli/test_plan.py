@@ -58,15 +58,15 @@ def own(folder: Path) -> dict[str, str]:
 
 
 def call(folder: Path, *words: str, code: int = 0, **env: str) -> str:
-    found, said = forked_paceline(folder, *words, **own(folder), **env)
-    assert found == code, said
-    return said
+    ended, output = forked_paceline(folder, *words, **own(folder), **env)
+    assert ended == code, output
+    return output
 
 
 def plan(folder: Path, *words: str, name: str = "job.yaml") -> dict[str, Any]:
-    said = call(folder, "plan", name, "--ranks", "1,2,3", "-o", "json", *words)
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    output = call(folder, "plan", name, "--ranks", "1,2,3", "-o", "json", *words)
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
 
 
 @pytest.fixture
@@ -77,20 +77,20 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_plan_measures_a_job_and_compares_its_forecast_with_later_runs(job: Path) -> None:
-    found = plan(job, "--measure")
-    assert [(one["source"], one["setting"]["members"]) for one in found["compared"]] == [
+    result = plan(job, "--measure")
+    assert [(one["source"], one["setting"]["members"]) for one in result["compared"]] == [
         ("--measure", 1),
         ("--measure", 2),
     ]
-    assert all(PAUSE_S < one["step_s"] < 100 * PAUSE_S for one in found["compared"])
-    assert {one["by"] for one in found["compared"]} == {"other rows"}
-    assert all(one["error"] is not None for one in found["compared"])
-    assert found["noise_scale"] >= 1
-    said = {
+    assert all(PAUSE_S < one["step_s"] < 100 * PAUSE_S for one in result["compared"])
+    assert {one["by"] for one in result["compared"]} == {"other rows"}
+    assert all(one["error"] is not None for one in result["compared"])
+    assert result["noise_scale"] >= 1
+    forecasts = {
         (line["forecast"]["setting"]["members"], line["mode"]): line["forecast"]
-        for line in found["lines"]
+        for line in result["lines"]
     }
-    assert said[2, "Full"]["efficiency"] < said[1, "Full"]["efficiency"] < 1
+    assert forecasts[2, "Full"]["efficiency"] < forecasts[1, "Full"]["efficiency"] < 1
     assert not (job / "saved").exists(), "no checkpoint is made of it"
     assert not (job / "behind-the-loop").exists()
     (kept,) = (job / "runs").iterdir()
@@ -102,8 +102,8 @@ def test_plan_measures_a_job_and_compares_its_forecast_with_later_runs(job: Path
     assert [one["setting"]["members"] for one in runs] == [2, 3]
     assert [one["by"] for one in runs] == ["plan before"] * 2
     assert [one["predicted_s"] for one in runs] == [
-        said[2, "Full"]["step_s"],
-        said[3, "Full"]["step_s"],
+        forecasts[2, "Full"]["step_s"],
+        forecasts[3, "Full"]["step_s"],
     ]
     assert all(abs(one["error"]) < 0.9 for one in runs)
     shown = call(job, "plan", "job.yaml")
@@ -120,7 +120,7 @@ def test_plan_measures_a_job_and_compares_its_forecast_with_later_runs(job: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "part"),
     [
         ([], "--measure"),
         (["-n", "team"], "is a file, and a cluster's job"),
@@ -133,12 +133,12 @@ def test_plan_measures_a_job_and_compares_its_forecast_with_later_runs(job: Path
     ],
 )
 def test_invalid_arguments_of_plan_are_refused_with_a_hint(
-    job: Path, words: list[str], said: str
+    job: Path, words: list[str], part: str
 ) -> None:
     error = call(job, "plan", "job.yaml", *words, code=2)
     assert error.startswith("error: ")
     assert "\nhint: " in error
-    assert said in error
+    assert part in error
     assert not (job / "runs").exists()
 
 
@@ -173,15 +173,15 @@ def test_a_working_dir_of_the_image_is_reported_as_missing_on_this_machine(job: 
 def test_plan_measures_replica_groups_and_single_ranks(tmp_path: Path) -> None:
     for name in ("job.yaml", "train.py"):
         shutil.copy(ROOT / "examples" / "tensor-parallel" / name, tmp_path)
-    said = call(tmp_path, "plan", "job.yaml", "--measure", "--ranks", "2,4", "-o", "json")
-    found = json.loads(said.splitlines()[-1])
-    settings = [(s["members"], s["model"]) for s in (one["setting"] for one in found["compared"])]
+    output = call(tmp_path, "plan", "job.yaml", "--measure", "--ranks", "2,4", "-o", "json")
+    result = json.loads(output.splitlines()[-1])
+    settings = [(s["members"], s["model"]) for s in (one["setting"] for one in result["compared"])]
     assert settings == [(1, 2), (2, 2), (1, 1), (2, 1)]
-    assert all(one["error"] is not None for one in found["compared"])
-    assert found["noise_scale"] >= 1, "two ranks with the whole model tell it"
-    (contest,) = found["contests"]
+    assert all(one["error"] is not None for one in result["compared"])
+    assert result["noise_scale"] >= 1, "two ranks with the whole model tell it"
+    (contest,) = result["contests"]
     assert contest["model"] == 2
     assert contest["speedup"] > 0
     assert [each["groups"] for each in contest["needed"]] == [1, 4, 16]
-    (own,) = [line["forecast"]["setting"] for line in found["lines"] if line["own"]]
+    (own,) = [line["forecast"]["setting"] for line in result["lines"] if line["own"]]
     assert (own["members"], own["model"]) == (2, 2)

@@ -107,11 +107,11 @@ def trained(folder: Path, *words: str) -> None:
     """Run the job in `folder` to its end, with private user folders."""
     own = {"XDG_RUNTIME_DIR": str(folder / "user"), "XDG_STATE_HOME": "", "HOME": str(folder)}
     (folder / "user").mkdir()
-    code, said = forked_paceline(folder, "run", "job.yaml", *words, **own)
-    assert code == 0, said
+    code, output = forked_paceline(folder, "run", "job.yaml", *words, **own)
+    assert code == 0, output
 
 
-def told(run: Path, kind: str) -> float:
+def measured(run: Path, kind: str) -> float:
     """Return the mean pause per step that the fault measured, without the first step."""
     means = []
     for path in sorted(run.glob("told-*")):
@@ -121,7 +121,7 @@ def told(run: Path, kind: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def seen(run: Path) -> JobAnatomy:
+def analysis(run: Path) -> JobAnatomy:
     pods, _ = steps.of_run(run / "runs/truth-1")
     assert [len(rank.steps) for pod in pods for rank in pod.ranks] == [8, 8, 8]
     later = [
@@ -134,27 +134,29 @@ def seen(run: Path) -> JobAnatomy:
     return analyse(later)
 
 
-def rows(run: Path, seen: JobAnatomy) -> dict[str, tuple[float, float]]:
+def rows(run: Path, analysis: JobAnatomy) -> dict[str, tuple[float, float]]:
     """Return the injected and the reported delay of each fault, in seconds per step."""
-    worst = seen.blame[0]
+    worst = analysis.blame[0]
     return {
         "rank 2 is late": (LATE_S, worst.per_step_s),
-        "slow loader": (told(run, "loading"), seen.parts[Part.LOADING]),
-        "slow link": (told(run, "link"), seen.parts[Part.REDUCTION]),
+        "slow loader": (measured(run, "loading"), analysis.parts[Part.LOADING]),
+        "slow link": (measured(run, "link"), analysis.parts[Part.REDUCTION]),
     }
 
 
 @pytest.mark.parametrize("fault", ["rank 2 is late", "slow loader", "slow link"])
-def test_the_report_measures_the_injected_delay(run: Path, seen: JobAnatomy, fault: str) -> None:
-    injected_s, shown_s = rows(run, seen)[fault]
+def test_the_report_measures_the_injected_delay(
+    run: Path, analysis: JobAnatomy, fault: str
+) -> None:
+    injected_s, shown_s = rows(run, analysis)[fault]
     row = f"{fault}: injected {injected_s:.3f} s, shown {shown_s:.3f} s per step"
     assert shown_s == pytest.approx(injected_s, rel=ERROR_MAX), row
 
 
-def test_the_report_blames_the_late_rank_and_estimates_the_saving(seen: JobAnatomy) -> None:
-    assert seen.blame[0].worker == LATE
-    assert any(f"worker {LATE}" in line for line in advice_lines(seen))
-    solo = next(saving for saving in seen.savings if saving.mode == "Solo")
+def test_the_report_blames_the_late_rank_and_estimates_the_saving(analysis: JobAnatomy) -> None:
+    assert analysis.blame[0].worker == LATE
+    assert any(f"worker {LATE}" in line for line in advice_lines(analysis))
+    solo = next(saving for saving in analysis.savings if saving.mode == "Solo")
     waited_s = 2 / 3 * LATE_S  # the late one of the three ranks does not wait
     assert solo.saved_s == pytest.approx(waited_s, rel=ERROR_MAX)
 
@@ -168,24 +170,24 @@ def test_the_metrics_page_agrees_with_the_report(run: Path) -> None:
         page = (run / f"page-{pod.slot}").read_text()
         for name, labels, value in gauges(anatomy):
             if name == "paceline_anatomy_step_seconds":
-                found = re.search(rf'{name}{{part="{labels[0]}",worker="\S+"}} (\S+)', page)
-                assert found is not None, (name, labels)
-                assert float(found[1]) == pytest.approx(value, rel=ERROR_MAX, abs=0.01)
+                match = re.search(rf'{name}{{part="{labels[0]}",worker="\S+"}} (\S+)', page)
+                assert match is not None, (name, labels)
+                assert float(match[1]) == pytest.approx(value, rel=ERROR_MAX, abs=0.01)
 
 
 def test_the_blame_counter_of_the_dashboard_agrees_with_the_report(run: Path) -> None:
     """The panel "For whom did others wait" is drawn from this counter."""
     page = (run / "page-2").read_text()
-    found = re.search(r"paceline_blamed_seconds_total\{worker=\S+\} (\S+)", page)
-    assert found is not None
+    match = re.search(r"paceline_blamed_seconds_total\{worker=\S+\} (\S+)", page)
+    assert match is not None
     in_all_s = 8 * 2 * LATE_S
-    assert float(found[1]) == pytest.approx(in_all_s, rel=2 * ERROR_MAX), "the first step as well"
+    assert float(match[1]) == pytest.approx(in_all_s, rel=2 * ERROR_MAX), "the first step as well"
 
 
 def test_report_writes_a_self_contained_page_and_a_trace(run: Path) -> None:
-    code, said = forked_paceline(run, "report", "runs/truth-1", "--rounds", "2:5")
-    assert code == 0, said
-    assert f"mostly worker {LATE}" in said
+    code, output = forked_paceline(run, "report", "runs/truth-1", "--rounds", "2:5")
+    assert code == 0, output
+    assert f"mostly worker {LATE}" in output
     page = (run / "runs/truth-1/report.html").read_text()
     assert not re.search(r"(src|href)=|@import|<script", page), "it needs nothing but itself"
     events = json.loads((run / "runs/truth-1/trace.json").read_text())["traceEvents"]
@@ -203,7 +205,7 @@ def test_invalid_arguments_of_report_are_refused_with_a_hint(run: Path) -> None:
         (["runs/truth-1", "--rounds", "70:80"], "known are 0 to 7"),
         (["runs/bare-1"], "no steps are known"),
     ):
-        code, said = forked_paceline(run, "report", *words, KUBECONFIG=str(run / "none"))
-        assert code == 2, said
-        assert hint in said
-        assert "Traceback" not in said
+        code, output = forked_paceline(run, "report", *words, KUBECONFIG=str(run / "none"))
+        assert code == 2, output
+        assert hint in output
+        assert "Traceback" not in output

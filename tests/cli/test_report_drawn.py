@@ -34,12 +34,12 @@ def test_chromium_renders_the_report_page(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("no chromium: apt-get install chromium, or as root make cluster-programs")
     (tmp_path / "train.py").write_text(SCRIPT)
-    code, said = ForkedRun(tmp_path, "[python, train.py]", "--quiet").wait()
-    assert code == 0, said
-    code, said = forked_paceline(tmp_path, "report", "runs/job-1", "--out", "shown")
-    assert code == 0, said
+    code, output = ForkedRun(tmp_path, "[python, train.py]", "--quiet").wait()
+    assert code == 0, output
+    code, output = forked_paceline(tmp_path, "report", "runs/job-1", "--out", "shown")
+    assert code == 0, output
     picture = tmp_path / "shown/page.png"
-    found: Any = subprocess.run(
+    result: Any = subprocess.run(
         [
             browser,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
@@ -52,6 +52,6 @@ def test_chromium_renders_the_report_page(tmp_path: Path) -> None:
         timeout=LIMIT_S,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000, "a page with nothing on it is smaller"

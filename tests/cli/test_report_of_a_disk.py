@@ -104,9 +104,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(run: Path, rank: int | str, kind: str) -> list[float]:
-    found: list[float] = json.loads((run / f"told-{rank}").read_text())[kind]
-    return found
+def measured(run: Path, rank: int | str, kind: str) -> list[float]:
+    durations: list[float] = json.loads((run / f"told-{rank}").read_text())[kind]
+    return durations
 
 
 @pytest.mark.exhaustive
@@ -114,7 +114,7 @@ def test_the_report_measures_how_long_data_is_read_from_a_slow_disk(run: Path) -
     job = analyse(places.local(run).samples("disk").pods)
     for rank in job.ranks:
         assert rank.anatomy.steps == STEPS
-        injected_s = sum(told(run, rank.worker[0], "reading")) / STEPS
+        injected_s = sum(measured(run, rank.worker[0], "reading")) / STEPS
         assert injected_s > 0.8 * FILE_BYTES / READ_BPS, "the disk is slow"
         shown_s = rank.anatomy.parts[Part.LOADING]
         row = f"read from a slow disk: {injected_s:.3f} s, shown {shown_s:.3f} s per step"
@@ -127,14 +127,14 @@ def test_the_report_measures_how_long_data_is_read_from_a_slow_disk(run: Path) -
 def test_status_and_metrics_measure_how_long_checkpoints_take(run: Path) -> None:
     """Checkpoints are written in the background: only copying the state delays the loop."""
     publisher = (run / "publisher").read_text()
-    injected_s = sum(told(run, publisher, "writing"))
+    injected_s = sum(measured(run, publisher, "writing"))
     assert injected_s > 2 * 0.8 * 2_000_000 / WRITE_BPS, "the disk is slow"
-    found = re.search(r"paceline_checkpoint_hidden_seconds_total\{\S+\} (\S+)", _page(run))
-    assert found is not None
+    match = re.search(r"paceline_checkpoint_hidden_seconds_total\{\S+\} (\S+)", _page(run))
+    assert match is not None
     status = places.local(run).status("disk")
     assert status.detail is not None
     facts = [rank.facts for rank in status.detail.ranks if Fact.SAVED in rank.facts]
-    for shown_s in (float(found[1]), facts[0][Fact.SAVE_HIDDEN_S] or 0.0):
+    for shown_s in (float(match[1]), facts[0][Fact.SAVE_HIDDEN_S] or 0.0):
         row = f"checkpoints to a slow disk: {injected_s:.3f} s, shown {shown_s:.3f} s in all"
         assert shown_s == pytest.approx(injected_s, rel=ERROR_MAX), row
     assert (facts[0][Fact.SAVE_EXPOSED_S] or 0.0) < ERROR_MAX * injected_s

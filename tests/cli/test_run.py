@@ -21,53 +21,53 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_script_that_raises_is_reported_without_frames_of_paceline(tmp_path: Path) -> None:
-    code, said = ForkedRun(tmp_path, "[python, -c, 'raise ValueError(12345)']").wait()
+    code, output = ForkedRun(tmp_path, "[python, -c, 'raise ValueError(12345)']").wait()
     assert code == 1
-    assert "error: rank " in said
-    assert "ValueError: 12345" in said
-    assert "paceline/" not in said, "a traceback of Paceline's own"
+    assert "error: rank " in output
+    assert "ValueError: 12345" in output
+    assert "paceline/" not in output, "a traceback of Paceline's own"
 
 
 def test_a_script_without_paceline_is_reported_and_its_output_is_kept(tmp_path: Path) -> None:
-    code, said = ForkedRun(tmp_path, "[python, -c, 'print(4711)']").wait()
+    code, output = ForkedRun(tmp_path, "[python, -c, 'print(4711)']").wait()
     assert code == 1
-    assert "] 4711" in said, "what a rank prints is shown"
-    assert "ScriptTookNoPart" in said
-    assert "never called pl.init(), so each rank" in said
+    assert "] 4711" in output, "what a rank prints is shown"
+    assert "ScriptTookNoPart" in output
+    assert "never called pl.init(), so each rank" in output
     files = [path for path in tmp_path.glob("runs/**/*") if path.is_file()]
     holders = [path.name for path in files if b"4711\n" in path.read_bytes()]
     assert "printed.log" in holders, "what a rank prints is kept with its time, among the others'"
     holders.remove("printed.log")
     assert holders
     assert all(name.startswith("rank-") for name in holders), "and once in a file of its own"
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 def test_a_script_that_ends_before_its_loop_is_reported_as_ended_early(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import paceline\npaceline.init()\n")
-    code, said = ForkedRun(tmp_path, "[python, train.py]").wait()
+    code, output = ForkedRun(tmp_path, "[python, train.py]").wait()
     assert code == 1
-    assert "ScriptEndedEarly" in said
-    assert "Traceback" not in said
+    assert "ScriptEndedEarly" in output
+    assert "Traceback" not in output
 
 
 def test_ctrl_c_while_the_ranks_are_starting_ends_the_run(tmp_path: Path) -> None:
     run = ForkedRun(tmp_path, "[sleep, '1000']")
     run.until("with pid")
     run.process.send_signal(signal.SIGINT)
-    code, said = run.wait()
+    code, output = run.wait()
     assert code == 130
-    assert "ended by the user" in said
-    assert "Traceback" not in said
+    assert "ended by the user" in output
+    assert "Traceback" not in output
 
 
 def test_a_run_ends_when_its_active_deadline_expires(tmp_path: Path) -> None:
     run = ForkedRun(tmp_path, "[sleep, '1000']", "--set", "spec.activeDeadlineSeconds=1")
-    code, said = run.wait()
+    code, output = run.wait()
     assert code == 1
-    assert "DeadlineExceeded" in said
-    assert "the job ran for 1s" in said
-    assert "spec.activeDeadlineSeconds" in said
+    assert "DeadlineExceeded" in output
+    assert "the job ran for 1s" in output
+    assert "spec.activeDeadlineSeconds" in output
 
 
 IGNORABLE = (signal.SIGHUP, signal.SIGINT)
@@ -116,9 +116,9 @@ def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
     first = ForkedRun(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine")
     first.until("with pid")
     second = ForkedRun(tmp_path, "[sleep, '1000']", "--run-dir", "runs/mine", name="other")
-    code, said = second.wait()
+    code, output = second.wait()
     assert code == 2
-    assert "belongs to another run" in said
+    assert "belongs to another run" in output
     first.process.send_signal(signal.SIGINT)
     assert first.wait()[0] == 130
 
@@ -197,13 +197,13 @@ def _agents_of(folder: Path, *, replicas: int) -> list[int]:
 
 
 def _with_module(run: Run, name: str) -> list[int]:
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
                 marked = run.mark.encode() in (process / "environ").read_bytes()
                 if marked and f"paceline.{name}".encode() in (process / "cmdline").read_bytes():
-                    found.append(int(process.name))
+                    pids.append(int(process.name))
             except OSError:
                 continue
-    return found
+    return pids

@@ -35,7 +35,7 @@ spec:
 """
 
 
-def said(
+def call(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["paceline", *words])
@@ -59,14 +59,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_validate_merges_with_the_runtime_of_a_file(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text = said(capsys, monkeypatch, "validate", "job.yaml", "--runtime", "runtime.yaml")
+    code, text = call(capsys, monkeypatch, "validate", "job.yaml", "--runtime", "runtime.yaml")
     assert code == 0
     assert text == "job.yaml: job brief is valid with the runtime of runtime.yaml\n"
-    code, text = said(capsys, monkeypatch, "validate", "job.yaml")
+    code, text = call(capsys, monkeypatch, "validate", "job.yaml")
     assert code == 0
     assert "warning: spec.runtimeRef: torch is not looked up" in text
     words = ("--runtime", "runtime.yaml", "--set", "spec.collective.mode=Quorum")
-    code, text = said(capsys, monkeypatch, "validate", "job.yaml", *words)
+    code, text = call(capsys, monkeypatch, "validate", "job.yaml", *words)
     assert code == 2
     assert 'spec.collective.mode: "Quorum" overrides "Full"' in text
     assert "from the command line" in text
@@ -75,13 +75,13 @@ def test_validate_merges_with_the_runtime_of_a_file(
 def test_a_job_with_a_runtime_is_run_here_only_with_the_file_of_the_runtime(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text = said(capsys, monkeypatch, "run", "job.yaml")
+    code, text = call(capsys, monkeypatch, "run", "job.yaml")
     assert code == 2
     assert 'spec.runtimeRef: "ClusterTrainingRuntime torch" is a runtime of a cluster' in text
     assert "paceline runtimes ClusterTrainingRuntime/torch > runtime.yaml" in text
     assert not (folder / "runs").exists()
     (folder / "runtime.yaml").write_text(RUNTIME.replace("name: torch", "name: other"))
-    code, text = said(capsys, monkeypatch, "run", "job.yaml", "--runtime", "runtime.yaml")
+    code, text = call(capsys, monkeypatch, "run", "job.yaml", "--runtime", "runtime.yaml")
     assert code == 2
     assert "is not the runtime that is given, ClusterTrainingRuntime other" in text
 
@@ -90,7 +90,7 @@ def test_init_writes_a_job_that_names_the_runtime_and_no_image(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("init", "--runtime", "trainingruntime/team", "--replicas", "4", "-f", "new.yaml")
-    code, _ = said(capsys, monkeypatch, *words, "train.py")
+    code, _ = call(capsys, monkeypatch, *words, "train.py")
     assert code == 0
     job = yaml.safe_load((folder / "new.yaml").read_text())
     assert job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": "team"}
@@ -99,21 +99,21 @@ def test_init_writes_a_job_that_names_the_runtime_and_no_image(
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("torch", ("ClusterTrainingRuntime", "torch")),
         ("TrainingRuntime/torch", ("TrainingRuntime", "torch")),
         ("clustertrainingruntime/a.b", ("ClusterTrainingRuntime", "a.b")),
     ],
 )
-def test_a_runtime_is_named_as_for_kubectl(text: str, found: tuple[str, str]) -> None:
-    assert parsed(text) == found
+def test_a_runtime_is_named_as_for_kubectl(text: str, expected: tuple[str, str]) -> None:
+    assert parsed(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("pod/torch", "names no runtime"), ("runtime.yaml", "is a file")]
+    ("text", "reason"), [("pod/torch", "names no runtime"), ("runtime.yaml", "is a file")]
 )
-def test_a_name_that_is_no_runtime_of_a_cluster_is_explained(text: str, told: str) -> None:
-    with pytest.raises(PacelineError, match=told) as caught:
+def test_a_name_that_is_no_runtime_of_a_cluster_is_explained(text: str, reason: str) -> None:
+    with pytest.raises(PacelineError, match=reason) as caught:
         changes_of(text)
     assert caught.value.hint

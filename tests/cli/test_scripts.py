@@ -79,12 +79,12 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSe
 def test_a_script_gets_all_words_after_it_and_the_ranks_of_torchrun(folder: Path) -> None:
     words = ["--replicas", "7", "--set", "a=b", "--", "-o", "$(HOME)", "a b"]
     options = ["--nproc-per-node", "2", "--standalone", "--nnodes=1", "--name", "mine"]
-    code, said = forked_paceline(folder, "run", *options, "--quiet", "train.py", *words)
-    assert code == 0, said
-    assert "job mine: Complete" in said
+    code, output = forked_paceline(folder, "run", *options, "--quiet", "train.py", *words)
+    assert code == 0, output
+    assert "job mine: Complete" in output
     for rank in (0, 1):
-        assert f"rank {rank} of 2 got {words}" in said
-    assert "hint:" not in said
+        assert f"rank {rank} of 2 got {words}" in output
+    assert "hint:" not in output
     job = json.loads((folder / "runs/mine-1/job.json").read_text())
     assert job["command"][:3] == [sys.executable, "-m", LAUNCH_MODULE]
 
@@ -98,8 +98,8 @@ def test_a_module_runs_detached_and_the_other_verbs_know_its_job(
         monkeypatch.setenv(name, value)
     say = Terminal(folder, {**os.environ, **own})
     try:
-        said = say.call("run", "--detach", "--replicas", "1", "-m", "train", "--lr", "3")
-        assert "job train runs as process" in said
+        output = say.call("run", "--detach", "--replicas", "1", "-m", "train", "--lr", "3")
+        assert "job train runs as process" in output
         say.call("wait", "runs/train-1", "--timeout", f"{LIMIT_S:.0f}s")
         assert "rank 0 of 1 got ['--lr', '3']" in say.call("logs", "runs/train-1")
         assert "It is complete" in say.call("explain", "runs/train-1")
@@ -109,11 +109,11 @@ def test_a_module_runs_detached_and_the_other_verbs_know_its_job(
 
 @pytest.mark.processes
 def test_a_job_file_made_by_init_runs_and_options_may_follow_it(folder: Path) -> None:
-    code, said = forked_paceline(folder, "init", "--replicas", "3", "train.py", "--lr", "3")
-    assert code == 0, said
-    code, said = forked_paceline(folder, "run", "job.yaml", "--replicas", "2", "--quiet")
-    assert code == 0, said
-    assert "rank 1 of 2 got ['--lr', '3']" in said
+    code, output = forked_paceline(folder, "init", "--replicas", "3", "train.py", "--lr", "3")
+    assert code == 0, output
+    code, output = forked_paceline(folder, "run", "job.yaml", "--replicas", "2", "--quiet")
+    assert code == 0, output
+    assert "rank 1 of 2 got ['--lr', '3']" in output
 
 
 MISTAKES = {
@@ -208,12 +208,12 @@ def test_a_mistake_is_refused_by_name(mistake: str, folder: Path, paceline: Call
     for name in ("a.sh", "a.ipynb"):
         (folder / name).touch()
     words, problem, hint = MISTAKES[mistake]
-    code, said = paceline(*words)
-    assert code == 2, said
-    error, _, told = said.partition("\nhint: ")
+    code, output = paceline(*words)
+    assert code == 2, output
+    error, _, rest = output.partition("\nhint: ")
     assert error.startswith("error: ")
     assert problem.format(here=folder) in error
-    assert hint in told
+    assert hint in rest
     assert not (folder / "runs").exists()
 
 
@@ -222,21 +222,21 @@ def test_a_command_without_a_mode_is_refused(folder: Path, paceline: Call) -> No
     job = yaml.safe_load((folder / "job.yaml").read_text())
     del job["spec"]["collective"]
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    code, said = paceline("validate", "job.yaml")
+    code, output = paceline("validate", "job.yaml")
     assert code == 2
-    assert "spec.collective.mode: is missing" in said
+    assert "spec.collective.mode: is missing" in output
 
 
 def test_a_size_after_the_script_is_warned_of(
     folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.local.detached.start", _not_started)
-    _, said = paceline("run", "--detach", "train.py", "3", "--replicas=4")
-    assert "warning: --replicas stands after train.py, so the script gets it" in said
-    _, said = paceline("run", "--detach", "train.py")
-    assert "hint: one rank" in said
-    _, said = paceline("run", "--detach", "--replicas", "1", "train.py")
-    assert "hint: " not in said
+    _, output = paceline("run", "--detach", "train.py", "3", "--replicas=4")
+    assert "warning: --replicas stands after train.py, so the script gets it" in output
+    _, output = paceline("run", "--detach", "train.py")
+    assert "hint: one rank" in output
+    _, output = paceline("run", "--detach", "--replicas", "1", "train.py")
+    assert "hint: " not in output
 
 
 @pytest.mark.parametrize(
@@ -259,19 +259,19 @@ def test_an_option_with_a_value_of_paceline_after_the_script_is_warned_of(
 ) -> None:
     """A script may have an option of that name; its values are others."""
     monkeypatch.setattr("paceline.local.detached.start", _not_started)
-    _, said = paceline("run", "--detach", "train.py", "--replicas", "2", "x", *words)
-    assert ("warning" in said) == bool(named)
+    _, output = paceline("run", "--detach", "train.py", "--replicas", "2", "x", *words)
+    assert ("warning" in output) == bool(named)
     if named:
-        assert f"warning: {named} stands after train.py, so the script gets it" in said
-        assert f"come before the script: paceline run {named} train.py" in said
+        assert f"warning: {named} stands after train.py, so the script gets it" in output
+        assert f"come before the script: paceline run {named} train.py" in output
 
 
 def test_a_mode_before_the_script_is_the_mode_of_the_job(
     folder: Path, paceline: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.local.detached.start", _not_started)
-    _, said = paceline("run", "--detach", "--mode", "Full", "train.py", "--mode", "Quorum")
-    assert "warning" not in said
+    _, output = paceline("run", "--detach", "--mode", "Full", "train.py", "--mode", "Quorum")
+    assert "warning" not in output
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_a_size_in_the_words_of_torchrun_is_counted_on_this_machine(size: str) -
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_size_by_gpus_is_refused_where_there_is_none(paceline: Call) -> None:
-    code, said = paceline("run", "--nproc-per-node", "gpu", "train.py")
+    code, output = paceline("run", "--nproc-per-node", "gpu", "train.py")
     assert code == EXIT_BAD_INPUT
-    assert "--nproc-per-node gpu: torch does not find them on this machine: Cuda" in said
-    assert "hint: give the number of ranks; `auto` takes the CPUs if there is no GPU" in said
+    assert "--nproc-per-node gpu: torch does not find them on this machine: Cuda" in output
+    assert "hint: give the number of ranks; `auto` takes the CPUs if there is no GPU" in output
 
 
 def test_a_size_behind_a_script_belongs_to_it_if_the_command_has_none(
@@ -362,35 +362,35 @@ def test_init_writes_a_job_and_a_dockerfile_and_replaces_nothing(
 ) -> None:
     (folder / "requirements.txt").write_text("numpy\n")
     words = ["init", "--replicas", "4", "--gpus", "2", "--dockerfile", "train.py", "--lr", "3"]
-    code, said = paceline(*words)
-    assert code == 0, said
+    code, output = paceline(*words)
+    assert code == 0, output
     spec = yaml.safe_load((folder / "job.yaml").read_text())["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert (spec["replicas"], spec["collective"]) == (4, {"mode": "Full"})
     assert container["command"] == ["paceline", "launch", "train.py", "--lr", "3"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
-    assert f"docker build -t {container['image']} ." in said
+    assert f"docker build -t {container['image']} ." in output
     dockerfile = (folder / "Dockerfile").read_text()
     assert f"ARG WORKER={default_image()}" in dockerfile
     assert "requirements.txt" in dockerfile
     assert paceline("validate", "job.yaml") == (0, "job.yaml: job train is valid\n")
 
     (folder / "job.yaml").unlink()
-    code, said = paceline(*words)
-    assert (code, "Dockerfile exists already" in said) == (2, True)
+    code, output = paceline(*words)
+    assert (code, "Dockerfile exists already" in output) == (2, True)
     assert not (folder / "job.yaml").exists()
     assert paceline("init", "--force", *words[1:])[0] == 0
-    code, said = paceline("init", "--file", "other.yaml", "train.py")
+    code, output = paceline("init", "--file", "other.yaml", "train.py")
     assert code == 0
-    assert "name yours with --image" in said
+    assert "name yours with --image" in output
 
 
 def test_submit_makes_the_job_of_a_script(
     folder: Path, paceline: Call, server: ScriptedServer
 ) -> None:
     words = ["--image", "x", "--gpus", "8", "--replicas", "4", "train.py", "--lr", "3"]
-    code, said = paceline("submit", *words)
-    assert code == 0, said
+    code, output = paceline("submit", *words)
+    assert code == 0, output
     (body,) = server.bodies["POST", JOBS]
     (container,) = body["spec"]["template"]["spec"]["containers"]
     assert body["metadata"]["name"] == "train"
@@ -403,8 +403,8 @@ def test_submit_makes_the_job_of_a_script(
 def test_submit_sends_a_script_in_a_config_map(
     folder: Path, paceline: Call, server: ScriptedServer
 ) -> None:
-    code, said = paceline("submit", "--with-script", "train.py", "--lr", "3")
-    assert code == 0, said
+    code, output = paceline("submit", "--with-script", "train.py", "--lr", "3")
+    assert code == 0, output
     (config_map,) = server.bodies["POST", CONFIG_MAPS]
     (job,) = server.bodies["POST", JOBS]
     assert config_map["data"] == {"train.py": SCRIPT}

@@ -68,13 +68,13 @@ class Terminal:
         self.runner = ForkedCall(["run", "job.yaml"], self.folder, os.environ | self.env)
 
     def call(self, *words: str) -> tuple[int, str]:
-        code, said = forked_paceline(self.folder, *words, **self.env)
-        assert "Traceback" not in said
-        return code, said
+        code, output = forked_paceline(self.folder, *words, **self.env)
+        assert "Traceback" not in output
+        return code, output
 
     def status(self, *words: str) -> Any:
-        code, said = self.call("status", *words, "-o", "json")
-        return json.loads(said)["detail"] if code == 0 else None
+        code, output = self.call("status", *words, "-o", "json")
+        return json.loads(output)["detail"] if code == 0 else None
 
     def until(self, name: str, want: Callable[[Any], bool]) -> Any:
         end = time.monotonic() + LIMIT_S
@@ -96,9 +96,9 @@ class Terminal:
     def end(self) -> tuple[int, str]:
         assert self.runner is not None
         self.runner.send_signal(signal.SIGINT)
-        said, _ = self.runner.communicate(timeout=LIMIT_S)
+        output, _ = self.runner.communicate(timeout=LIMIT_S)
         self.runner.close()
-        return self.runner.wait(), said
+        return self.runner.wait(), output
 
 
 @pytest.fixture
@@ -149,21 +149,21 @@ def test_scaling_up_and_down_from_another_terminal_works(terminal: Terminal) -> 
     assert not any(status["log"]["samples_dropped"].values())
 
     for replicas, text in (("1", "spec.minReplicas = 2"), ("6", "spec.maxReplicas = 5")):
-        code, said = terminal.call("scale", "elastic", "--replicas", replicas)
+        code, output = terminal.call("scale", "elastic", "--replicas", replicas)
         assert code == 2
-        assert text in said
-        assert "hint: use" in said
+        assert text in output
+        assert "hint: use" in output
 
-    code, said = terminal.end()
-    assert code == 130, said
+    code, output = terminal.end()
+    assert code == 130, output
     assert list((terminal.folder / "user" / "paceline").iterdir()) == []
     assert not (terminal.folder / "runs/elastic-1/control.json").exists()
-    code, said = terminal.call("status", "runs/elastic-1")
+    code, output = terminal.call("status", "runs/elastic-1")
     assert code == 0
-    assert said.startswith("job elastic: ")
-    code, said = terminal.call("scale", "runs/elastic-1", "--replicas", "3")
+    assert output.startswith("job elastic: ")
+    code, output = terminal.call("scale", "runs/elastic-1", "--replicas", "3")
     assert code == 2
-    assert "has ended" in said
+    assert "has ended" in output
 
 
 def test_a_killed_runner_is_detected(terminal: Terminal) -> None:
@@ -177,13 +177,13 @@ def test_a_killed_runner_is_detected(terminal: Terminal) -> None:
     assert terminal.runner is not None
     terminal.runner.kill()
     terminal.runner.communicate(timeout=LIMIT_S)
-    code, said = terminal.call("status")
+    code, output = terminal.call("status")
     assert code == 1
-    assert "no job is running" in said
+    assert "no job is running" in output
     assert not note.exists()
-    code, said = terminal.call("scale", "elastic", "--replicas", "3")
+    code, output = terminal.call("scale", "elastic", "--replicas", "3")
     assert code == 2
-    assert "has ended" in said
+    assert "has ended" in output
     assert "was killed" in terminal.call("status", "elastic")[1]
 
 
@@ -201,10 +201,10 @@ def test_status_reports_a_stopped_runner_the_transport_and_the_end_of_a_watch(
     terminal.until("elastic", active(2))
     assert terminal.runner is not None
     terminal.runner.send_signal(signal.SIGSTOP)
-    code, said = terminal.call("status", "elastic")
+    code, output = terminal.call("status", "elastic")
     terminal.runner.send_signal(signal.SIGCONT)
     assert code == 1
-    assert f"process {terminal.runner.pid}, does not answer within 5 s" in said
+    assert f"process {terminal.runner.pid}, does not answer within 5 s" in output
     # The transport is unknown in the first rounds; each agent detects it by itself.
     status = terminal.until("elastic", lambda s: active(2)(s) and all(_carriers(s)))
     assert _carriers(status) == ["TCP", "TCP"]
@@ -232,6 +232,6 @@ def test_status_finds_a_job_by_its_run_folder_without_a_runtime_dir(tmp_path: Pa
         assert terminal.call("status")[0] == 1, "no note tells of it"
         assert terminal.call("status", "elastic")[0] == 0, "it is the latest in runs/"
     finally:
-        code, said = terminal.end()
+        code, output = terminal.end()
     assert code == 130
-    assert "`paceline status` needs the folder" in said
+    assert "`paceline status` needs the folder" in output

@@ -55,21 +55,21 @@ def job(tmp_path: Path) -> Path:
 
 
 def completes(run: Run | ForkedRun) -> str:
-    code, said = run.wait()
-    assert code == 0, said
-    assert said.count("] done") == 2, said
-    assert "Traceback" not in said
-    return said
+    code, output = run.wait()
+    assert code == 0, output
+    assert output.count("] done") == 2, output
+    assert "Traceback" not in output
+    return output
 
 
 def refused(run: ForkedRun, *parts: str) -> None:
-    code, said = run.wait()
-    assert code == 2, said
-    assert said.startswith("error: run folder ")
-    assert "\nhint: " in said
+    code, output = run.wait()
+    assert code == 2, output
+    assert output.startswith("error: run folder ")
+    assert "\nhint: " in output
     for part in parts:
-        assert part in said, said
-    assert "Traceback" not in said
+        assert part in output, output
+    assert "Traceback" not in output
 
 
 @needs_mount
@@ -92,8 +92,8 @@ def test_a_read_only_disk_is_reported(job: Path) -> None:
 def test_a_job_completes_although_the_disk_of_its_logs_fills_up(job: Path) -> None:
     """The job also completes although its rounds can no longer be recorded."""
     words = ["--quiet", "--run-dir", "small/mine", "--record"]
-    said = completes(ForkedRun(job, "[python, train.py, chatty]", *words, before=DISK))
-    assert "no space left on device" in said.lower()
+    output = completes(ForkedRun(job, "[python, train.py, chatty]", *words, before=DISK))
+    assert "no space left on device" in output.lower()
 
 
 def test_loader_workers_work_below_a_long_tmpdir(job: Path) -> None:
@@ -107,9 +107,9 @@ def test_loader_workers_work_below_a_long_tmpdir(job: Path) -> None:
     long = job / ("x" * 40)
     long.mkdir()
     words = ("--quiet", "--set=spec.stepDeadlineSeconds=20")
-    code, said = ForkedRun(job, COMMAND, *words, env=os.environ | {"TMPDIR": str(long)}).wait()
-    assert code == 0, said
-    assert said.count("] done") == 2, said
+    code, output = ForkedRun(job, COMMAND, *words, env=os.environ | {"TMPDIR": str(long)}).wait()
+    assert code == 0, output
+    assert output.count("] done") == 2, output
 
 
 SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
@@ -119,12 +119,12 @@ SMALL_SHM = "mount -t tmpfs -o size=1m none /dev/shm"
 def test_shared_memory_too_small_for_mpi_is_reported_before_anything_starts(job: Path) -> None:
     """Without the check, seven ranks died of SIGBUS one after the other."""
     words = ("--quiet", "--set=spec.collective.backend=mpi")
-    code, said = ForkedRun(job, COMMAND, *words, before=SMALL_SHM).wait()
-    assert code == 2, said
-    assert said.startswith(
+    code, output = ForkedRun(job, COMMAND, *words, before=SMALL_SHM).wait()
+    assert code == 2, output
+    assert output.startswith(
         "error: MPI takes 2.0 MiB of shared memory for 2 ranks, and /dev/shm has"
     )
-    assert "\nhint: enlarge it (docker run --shm-size" in said
+    assert "\nhint: enlarge it (docker run --shm-size" in output
     assert not (job / "runs").exists()
 
 
@@ -137,10 +137,10 @@ LARGE_BATCHES = TRAIN.replace("batch_size=4", "batch_size=4, num_workers=1").rep
 def test_shared_memory_too_small_for_the_loader_is_reported(job: Path) -> None:
     """The need of loader workers depends on the data, so it cannot be checked in advance."""
     (job / "train.py").write_text(LARGE_BATCHES.replace("model(x)", "model(x[:, :4])"))
-    code, said = ForkedRun(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
-    assert code == 1, said
-    error = next(line for line in reversed(said.splitlines()) if line.startswith("error: "))
-    assert "shared memory" in error or "/dev/shm" in error, said
+    code, output = ForkedRun(job, COMMAND, "--quiet", before=SMALL_SHM).wait()
+    assert code == 1, output
+    error = next(line for line in reversed(output.splitlines()) if line.startswith("error: "))
+    assert "shared memory" in error or "/dev/shm" in error, output
 
 
 @pytest.mark.exhaustive
@@ -218,11 +218,11 @@ def test_a_rank_reports_which_environment_variable_is_invalid(
         name: value,
     }
     (tmp_path / "train.py").write_text("import paceline\npaceline.init()\n")
-    code, said = end_of(ForkedCall(["train.py"], tmp_path, env, "python"))
+    code, output = end_of(ForkedCall(["train.py"], tmp_path, env, "python"))
     assert code != 0
     for part in (*parts, "hint: "):
-        assert part in said, said
-    assert "runtime/paceline/" not in said
+        assert part in output, output
+    assert "runtime/paceline/" not in output
 
 
 def test_the_run_folder_of_a_killed_run_is_kept_and_not_reused(job: Path) -> None:
@@ -232,6 +232,6 @@ def test_the_run_folder_of_a_killed_run_is_kept_and_not_reused(job: Path) -> Non
     first.process.kill()
     first.until_gone()
     refused(ForkedRun(job, COMMAND, "--run-dir", "runs/job-1"), "job-1", "can be removed")
-    code, said = ForkedRun(job, "['false']", "--quiet").wait()
+    code, output = ForkedRun(job, "['false']", "--quiet").wait()
     assert code == 1
-    assert str(job / "runs" / "job-2") in said
+    assert str(job / "runs" / "job-2") in output

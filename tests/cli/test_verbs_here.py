@@ -47,9 +47,9 @@ class Here(conformance.Place):
         self.terminal = Terminal(folder, env)
 
     def manifest(self, **spec: Any) -> dict[str, Any]:
-        found = super().manifest(**spec)
-        found["spec"]["collective"]["backend"] = "gloo"
-        return found
+        manifest = super().manifest(**spec)
+        manifest["spec"]["collective"]["backend"] = "gloo"
+        return manifest
 
     def write(self, **spec: Any) -> None:
         (self.folder / "job.yaml").write_text(yaml.safe_dump(self.manifest(**spec)))
@@ -136,8 +136,8 @@ def test_verbs_read_an_ended_run_from_its_folder(place: Here) -> None:
     assert waiting.end() == 1
     assert waiting.lines[0].startswith("job verbs: Failed: BackoffLimitExceeded: ")
     assert "made on purpose" in say.call("status", NAME)
-    said = (place.folder / "runs/verbs-1/run.log").read_text()
-    assert "Exception in callback" not in said, "of the answer that somebody was waiting for"
+    log = (place.folder / "runs/verbs-1/run.log").read_text()
+    assert "Exception in callback" not in log, "of the answer that somebody was waiting for"
     lines = say.call("logs", NAME, "--tail", "2").splitlines()
     assert {line.partition(" |")[0] for line in lines} >= {"rank 0", "rank 1"}
     only = say.call("logs", NAME, "--rank", "1").splitlines()
@@ -171,8 +171,8 @@ def test_paths_of_a_submitted_job_are_relative_to_its_folder(
     code = place.folder / "code"
     code.mkdir()
     (code / "train.py").write_text("print('hello', flush=True)\nimport time; time.sleep(600)\n")
-    found = place.jobs.submit(parse_job(yaml.safe_dump(place.manifest())), folder=code)
-    assert (found.name, found.place) == (NAME, str(place.folder / "runs/verbs-1"))
+    job = place.jobs.submit(parse_job(yaml.safe_dump(place.manifest())), folder=code)
+    assert (job.name, job.place) == (NAME, str(place.folder / "runs/verbs-1"))
     lines = place.jobs.logs(NAME, follow=True)
     assert next(line.rank for line in lines if line.text == "hello") in (0, 1)
     lines.close()
@@ -181,6 +181,6 @@ def test_paths_of_a_submitted_job_are_relative_to_its_folder(
 
 def test_a_detached_run_that_cannot_start_reports_the_reason(place: Here) -> None:
     place.write()
-    said = place.terminal.call("run", "job.yaml", "--detach", "--run-dir", "job.yaml", code=2)
-    assert said.startswith("error: run folder job.yaml: is a file")
-    assert "hint: " in said
+    output = place.terminal.call("run", "job.yaml", "--detach", "--run-dir", "job.yaml", code=2)
+    assert output.startswith("error: run folder job.yaml: is a file")
+    assert "hint: " in output

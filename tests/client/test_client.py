@@ -76,20 +76,20 @@ def test_a_script_metric_is_the_mean_since_the_previous_row() -> None:
     for a row after the coordinator restarted and lost sums.
     """
 
-    def seen(round_: int, last: float, **sums: tuple[float, float]) -> JobStatus:
-        found = at(round_, loss=last)
-        assert found.detail is not None
-        log = msgspec.structs.replace(found.detail.log, metric_sums=sums)
-        detail = msgspec.structs.replace(found.detail, log=log)
-        return msgspec.structs.replace(found, detail=detail)
+    def status_at(round_: int, last: float, **sums: tuple[float, float]) -> JobStatus:
+        status = at(round_, loss=last)
+        assert status.detail is not None
+        log = msgspec.structs.replace(status.detail.log, metric_sums=sums)
+        detail = msgspec.structs.replace(status.detail, log=log)
+        return msgspec.structs.replace(status, detail=detail)
 
     figures = Figures()
-    figures.add(seen(10, 0.75, loss=(900.0, 1000.0)), 1.0)
-    figures.add(seen(20, 0.5, loss=(905.0, 1010.0)), 2.0)
-    figures.add(seen(20, 0.4, loss=(904.0, 1020.0)), 3.0)
+    figures.add(status_at(10, 0.75, loss=(900.0, 1000.0)), 1.0)
+    figures.add(status_at(20, 0.5, loss=(905.0, 1010.0)), 2.0)
+    figures.add(status_at(20, 0.4, loss=(904.0, 1020.0)), 3.0)
     figures.add(at(25), 4.0)
-    figures.add(seen(30, 0.3, loss=(910.0, 1040.0)), 5.0)
-    figures.add(seen(40, 0.2, loss=(10.0, 20.0)), 6.0)
+    figures.add(status_at(30, 0.3, loss=(910.0, 1040.0)), 5.0)
+    figures.add(status_at(40, 0.2, loss=(10.0, 20.0)), 6.0)
     rows = figures.rows()
     assert [row["round"] for row in rows] == [10, 20, 25, 30, 40]
     assert [row.get("loss") for row in rows] == [0.75, 0.2, None, 0.3, None]

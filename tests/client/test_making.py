@@ -25,8 +25,8 @@ def made(**given: Any) -> TrainingJob:
 
 
 def trainer(job: TrainingJob) -> dict[str, Any]:
-    found: dict[str, Any] = job.to_mapping()["spec"]["template"]["spec"]["containers"][0]
-    return found
+    container: dict[str, Any] = job.to_mapping()["spec"]["template"]["spec"]["containers"][0]
+    return container
 
 
 def test_a_job_without_a_template_gets_the_default_image_and_command() -> None:
@@ -96,16 +96,16 @@ def test_every_function_name_gives_a_valid_job_name(function: str, suffix: str) 
 
 def test_in_a_cluster_the_function_is_mounted_from_a_config_map() -> None:
     job = made().to_mapping()
-    found = with_function(job, "job-function-1")
+    result = with_function(job, "job-function-1")
     assert "volumes" not in job["spec"]["template"]["spec"], "what was given stays"
-    pod = found["spec"]["template"]["spec"]
+    pod = result["spec"]["template"]["spec"]
     assert pod["volumes"] == [
         {"name": "paceline-function", "configMap": {"name": "job-function-1"}}
     ]
     assert pod["containers"][0]["volumeMounts"] == [
         {"name": "paceline-function", "mountPath": "/run/paceline/function", "readOnly": True}
     ]
-    found["metadata"]["uid"] = "u"
-    kept = config_map("job-function-1", found, {"function.py": "x"})
+    result["metadata"]["uid"] = "u"
+    kept = config_map("job-function-1", result, {"function.py": "x"})
     assert kept["metadata"]["ownerReferences"][0]["uid"] == "u", "it goes with the job"
     assert (kept["data"], kept["immutable"]) == ({"function.py": "x"}, True)

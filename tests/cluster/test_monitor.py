@@ -43,9 +43,9 @@ def test_an_agent_publishes_its_scrape_target_with_cluster_labels(tmp_path: Path
             tmp_path, job="first", slot=2, attempt=attempt, address="127.0.0.1:9464"
         )
     assert [each.name for each in path.parent.iterdir()] == ["2.json"]
-    (found,) = json.loads(path.read_text())
-    assert found["targets"] == ["127.0.0.1:9464"]
-    labels = found["labels"]
+    (target,) = json.loads(path.read_text())
+    assert target["targets"] == ["127.0.0.1:9464"]
+    labels = target["labels"]
     assert labels.pop("node")
     assert labels == {
         "namespace": "local",
@@ -78,7 +78,7 @@ def test_monitor_starts_both_programs_and_ends_with_the_job(
 ) -> None:
     with or_skip():
         prometheus.require("prometheus")
-    told, program = tmp_path / "told", tmp_path / "bin/grafana"
+    variables, program = tmp_path / "told", tmp_path / "bin/grafana"
     program.parent.mkdir()
     program.write_text(GRAFANA)
     program.chmod(0o755)
@@ -86,13 +86,13 @@ def test_monitor_starts_both_programs_and_ends_with_the_job(
         deadline = threading.Timer(120.0, job.kill)
         deadline.start()
         path = f"{program.parent}:{os.environ['PATH']}"
-        env = {"PATH": path, "GRAFANA_TOLD": str(told), "JOB_PID": str(job.pid)}
+        env = {"PATH": path, "GRAFANA_TOLD": str(variables), "JOB_PID": str(job.pid)}
         monitor.monitor(RunEntry("first", str(tmp_path), "", job.pid), env)
         deadline.cancel()
-    said = capsys.readouterr().out
-    assert "Prometheus  http://127.0.0.1:" in said
-    assert "/d/paceline-job?var-namespace=local&var-job=first&var-scrape=5s" in said
-    assert "the job has ended" in said
-    given = dict(line.split("=", 1) for line in told.read_text().splitlines())
+    output = capsys.readouterr().out
+    assert "Prometheus  http://127.0.0.1:" in output
+    assert "/d/paceline-job?var-namespace=local&var-job=first&var-scrape=5s" in output
+    assert "the job has ended" in output
+    given = dict(line.split("=", 1) for line in variables.read_text().splitlines())
     assert given["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
     assert not Path(given["GF_PATHS_PROVISIONING"]).exists(), "nothing is left over"

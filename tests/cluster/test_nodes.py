@@ -75,10 +75,10 @@ def test_pods_reach_each_other_by_name(cluster: Cluster, served: str) -> None:
                 fetch = (
                     f"for try in 1 2 3 4 5 6 7 8 9 10; do wget -qO- {url} && exit; sleep 1; done"
                 )
-                said = kubectl(
+                output = kubectl(
                     cluster.kubeconfig, "-n", served, "exec", source.name, "--", "sh", "-c", fetch
                 )
-                assert said.strip() == f"hello from {target.name}", (source.name, url)
+                assert output.strip() == f"hello from {target.name}", (source.name, url)
 
 
 def test_pods_reach_the_api_server(cluster: Cluster, cluster_namespace: str) -> None:
@@ -111,8 +111,8 @@ def test_pods_can_run_the_hosts_python(cluster: Cluster, cluster_namespace: str)
     spec = with_host_python({"restartPolicy": "Never", "containers": [container]})
     cluster.api.create(pods(cluster_namespace), {"metadata": {"name": "python"}, "spec": spec})
     wait_phase(cluster, cluster_namespace, "python", "Succeeded")
-    said = cluster.api.text(pods(cluster_namespace, "python") + "/log").splitlines()
-    assert said == [*sys.version.splitlines(), "Read-only file system"]
+    lines = cluster.api.text(pods(cluster_namespace, "python") + "/log").splitlines()
+    assert lines == [*sys.version.splitlines(), "Read-only file system"]
 
 
 @pytest.mark.exhaustive

@@ -98,9 +98,9 @@ def test_other_kubernetes_releases_have_their_own_folder(
     etcd, server = programs.PROGRAMS["etcd"], programs.PROGRAMS["kube-apiserver"]
     before = etcd.digest("etcd"), server.digest("kube-apiserver")
     monkeypatch.setattr(programs, "KUBERNETES", "v1.35.4")
-    found = {name: programs.folder_of(program) for name, program in programs.PROGRAMS.items()}
-    assert found["kubectl"] == found["kube-apiserver"] == empty_cache.parent / "v1.35.4"
-    assert found["etcd"] == found["helm"] == found["coredns"] == empty_cache
+    folders = {name: programs.folder_of(program) for name, program in programs.PROGRAMS.items()}
+    assert folders["kubectl"] == folders["kube-apiserver"] == empty_cache.parent / "v1.35.4"
+    assert folders["etcd"] == folders["helm"] == folders["coredns"] == empty_cache
     assert etcd.digest("etcd") == before[0], "built again for nothing"
     assert server.digest("kube-apiserver") != before[1]
 

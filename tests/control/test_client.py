@@ -77,16 +77,16 @@ class Coordinator:
         """Wait for `message` and return the number of its connection, starting at 1."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                number, found = await self.heard.get()
-                if found == message:
+                number, received = await self.heard.get()
+                if received == message:
                     return number
 
     async def wait_for(self, kind: type) -> Any:
         async with asyncio.timeout(WAIT_S):
             while True:
-                _, found = await self.heard.get()
-                if isinstance(found, kind):
-                    return found
+                _, received = await self.heard.get()
+                if isinstance(received, kind):
+                    return received
 
     async def next(self) -> msgspec.Struct:
         async with asyncio.timeout(WAIT_S):
@@ -157,8 +157,8 @@ class Pod(Failing):
                 self.say(register(member))
 
     def say(self, message: Any) -> None:
-        said = RankEnvelope(self.numbers[message.member], message)
-        self.voice.heard(message.member, msgspec.json.encode(said))
+        envelope = RankEnvelope(self.numbers[message.member], message)
+        self.voice.heard(message.member, msgspec.json.encode(envelope))
 
 
 def voice_of(pod: Pod, *urls: str, token: str = TOKEN) -> PodVoice:

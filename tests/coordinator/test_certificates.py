@@ -138,7 +138,7 @@ def test_an_empty_file_of_authorities_is_reported(tmp_path: Path, mine: Certific
         "PACELINE_TLS_CALLERS": str(tmp_path / "callers.crt"),
     }
     with coordinator(environment(tmp_path, **tls)) as process:
-        _, told = process.communicate(timeout=START_S)
+        _, stderr = process.communicate(timeout=START_S)
     assert process.returncode == 2
-    assert "PACELINE_TLS_CALLERS names no certificate" in told
-    assert "Traceback" not in told
+    assert "PACELINE_TLS_CALLERS names no certificate" in stderr
+    assert "Traceback" not in stderr

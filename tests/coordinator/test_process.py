@@ -119,11 +119,11 @@ def test_an_inherited_listening_socket_outlives_a_killed_coordinator(tmp_path: P
 def port_of(process: subprocess.Popen[str]) -> int:
     """Wait until a process listens, and return its only port."""
     end = time.monotonic() + START_S
-    while not (found := left_files.listening(process.pid)):
+    while not (ports := left_files.listening(process.pid)):
         assert process.poll() is None, "it has ended"
         assert time.monotonic() < end, "it does not listen"
         time.sleep(0.02)
-    (port,) = found
+    (port,) = ports
     return int(port.rpartition("TCP port ")[2])
 
 
@@ -147,14 +147,14 @@ def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         env = environment(tmp_path, PACELINE_LISTEN=f"127.0.0.1:{port}")
         with coordinator(env) as process:
-            _, said = process.communicate(timeout=START_S)
+            _, stderr = process.communicate(timeout=START_S)
     assert process.returncode == 4
-    assert f"cannot listen on 127.0.0.1:{port}: address already in use" in said
-    assert "Traceback" not in said
+    assert f"cannot listen on 127.0.0.1:{port}: address already in use" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "problem"),
     [
         ("PACELINE_TOKEN", "", "PACELINE_TOKEN is not set"),
         ("PACELINE_OPERATOR_TOKEN", "", "PACELINE_OPERATOR_TOKEN is not set"),
@@ -164,13 +164,13 @@ def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_environment_variable_is_reported(
-    tmp_path: Path, name: str, value: str, said: str
+    tmp_path: Path, name: str, value: str, problem: str
 ) -> None:
     with coordinator(environment(tmp_path, **{name: value})) as process:
-        _, told = process.communicate(timeout=START_S)
+        _, stderr = process.communicate(timeout=START_S)
     assert process.returncode == 2
-    assert said in told
-    assert "Traceback" not in told
+    assert problem in stderr
+    assert "Traceback" not in stderr
 
 
 @contextmanager
@@ -235,19 +235,19 @@ def test_an_invalid_certificate_is_reported(tmp_path: Path) -> None:
     spec = str(tmp_path / "job.json")
     env = environment(tmp_path, PACELINE_TLS_CERT=spec, PACELINE_TLS_KEY=spec)
     with coordinator(env) as process:
-        _, told = process.communicate(timeout=START_S)
+        _, stderr = process.communicate(timeout=START_S)
     assert process.returncode == 2
-    assert "PACELINE_TLS_CERT and PACELINE_TLS_KEY name no usable pair" in told
+    assert "PACELINE_TLS_CERT and PACELINE_TLS_KEY name no usable pair" in stderr
 
 
 def test_a_file_that_is_not_a_frozen_job_is_refused(tmp_path: Path) -> None:
     env = environment(tmp_path)
     Path(env["PACELINE_SPEC"]).write_text('{"command": ["x"]}')
     with coordinator(env) as process:
-        _, told = process.communicate(timeout=START_S)
+        _, stderr = process.communicate(timeout=START_S)
     assert process.returncode == 2
-    assert f"error: {env['PACELINE_SPEC']} is not the file of a frozen job" in told
-    assert "hint: PACELINE_SPEC names it" in told
+    assert f"error: {env['PACELINE_SPEC']} is not the file of a frozen job" in stderr
+    assert "hint: PACELINE_SPEC names it" in stderr
 
 
 def test_round_settings_follow_from_the_job() -> None:
@@ -288,7 +288,7 @@ def test_a_file_limit_too_low_for_the_job_is_reported(tmp_path: Path) -> None:
         preexec_fn=partial(limited, 1024),
     )
     assert ended.returncode == 2
-    said, hint = ended.stderr.splitlines()
-    assert "the coordinator needs up to 12" in said, said
-    assert said.endswith("open files and sockets, and the limit is 1024")
+    error, hint = ended.stderr.splitlines()
+    assert "the coordinator needs up to 12" in error, error
+    assert error.endswith("open files and sockets, and the limit is 1024")
     assert hint.startswith("hint: allow 12")

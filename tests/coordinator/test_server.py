@@ -191,8 +191,8 @@ def test_an_order_for_the_ranks_of_a_pod_is_sent_once() -> None:
             for slot in range(2):
                 ranks = tuple(MemberId(slot, local, 0) for local in range(2))
                 ready = tuple(msgspec.structs.replace(register(x), ready=True) for x in ranks)
-                said = msgspec.structs.replace(greeting(*ranks), registers=ready)
-                pods.append((ranks, await at.socket(said)))
+                message = msgspec.structs.replace(greeting(*ranks), registers=ready)
+                pods.append((ranks, await at.socket(message)))
             for ranks, ws in pods:
                 order = msgspec.json.decode((await ws.receive(30.0)).data, type=ToPod)
                 assert order.members == ranks
@@ -216,8 +216,8 @@ def test_a_client_that_disconnects_before_the_answer_is_not_logged_as_an_error(
                 with pytest.raises(aiohttp.ClientError):
                     await at.bare_socket()
             await at.socket(greeting(RANK))
-            seen = await at.status(after="0", timeout="5s")
-            assert [rank.member for rank in seen.ranks] == [RANK]
+            status = await at.status(after="0", timeout="5s")
+            assert [rank.member for rank in status.ranks] == [RANK]
 
     with caplog.at_level(logging.INFO):
         run(go())
@@ -391,10 +391,10 @@ def test_the_server_runs_until_the_outcome_is_acknowledged() -> None:
             assert (await at.post("/v1/acknowledge", {}))[0] == 409
             ws = await at.socket(greeting(RANK))
             await ws.send_str(text(Fatal(RANK, "ScriptFailed", "it raised")))
-            seen = await at.status()
-            while seen.outcome is None:
-                seen = await at.status(after=str(seen.seq), timeout="5s")
-            assert (seen.outcome.complete, seen.outcome.reason) == (False, "ScriptFailed")
+            status = await at.status()
+            while status.outcome is None:
+                status = await at.status(after=str(status.seq), timeout="5s")
+            assert (status.outcome.complete, status.outcome.reason) == (False, "ScriptFailed")
             assert not waiting.done()
             assert (await at.post("/v1/acknowledge", {}))[0] == 200
             assert await waiting == ""
@@ -432,9 +432,9 @@ def test_leave_waits_for_ranks_that_are_leaving() -> None:
             waiting = asyncio.create_task(at.server.wait())
             leaving = msgspec.structs.replace(register(RANK), leaving=True)
             agent = await at.socket(msgspec.structs.replace(greeting(RANK), registers=(leaving,)))
-            seen = await at.status()
-            while not seen.ranks or seen.ranks[0].state is not RankPhase.DRAINING:
-                seen = await at.status(after=str(seen.seq), timeout="5s")
+            status = await at.status()
+            while not status.ranks or status.ranks[0].state is not RankPhase.DRAINING:
+                status = await at.status(after=str(status.seq), timeout="5s")
             at.server.leave()
             done, _ = await asyncio.wait([waiting], timeout=SIGNS_S + 2 * LOOK_S)
             assert not done, "it went before the rank that leaves"

@@ -71,27 +71,29 @@ class Scenario:
     @staticmethod
     def read(path: Path) -> Scenario:
         head, _, trace = path.read_text().partition("---\n")
-        found = Scenario(path.stem, "", World(), [], [], "Complete", [], head, trace.splitlines())
+        scenario = Scenario(
+            path.stem, "", World(), [], [], "Complete", [], head, trace.splitlines()
+        )
         for line in filter(None, map(str.strip, head.splitlines())):
             word, _, rest = line.partition(" ")
             match word:
                 case "#":
-                    found.title = found.title or rest
+                    scenario.title = scenario.title or rest
                 case "world":
-                    found.world = _world(rest)
+                    scenario.world = _world(rest)
                 case "end":
-                    found.end = rest
+                    scenario.end = rest
                 case "finish":
-                    found.finish = rest.split()
+                    scenario.finish = rest.split()
                 case "at":
                     ms, _, command = rest.partition(":")
-                    found.timed.append((float(ms), command.strip()))
+                    scenario.timed.append((float(ms), command.strip()))
                 case "when":
                     text, _, command = rest.lstrip('"').partition('":')
-                    found.triggered.append((text, command.strip()))
+                    scenario.triggered.append((text, command.strip()))
                 case _:
                     raise ValueError(f"{path.name}: {line!r}")
-        return found
+        return scenario
 
     def run(self) -> list[str]:
         """Return the trace, or raise BrokenPromiseError with the story if an invariant breaks."""
@@ -139,7 +141,7 @@ class Play:
         self.named: dict[Go, str] = {}
         """The slots that contribute to each round."""
 
-        def told(line: str) -> None:
+        def record(line: str) -> None:
             tell(line)
             self.trace.append(line)
             for text, command in [x for x in self.triggered if x[0] in line]:
@@ -153,7 +155,7 @@ class Play:
                 self.named[go] = " ".join(f"{s.member.slot}{'' if s.fresh else '~'}" for s in named)
             self.sim.tell(f"{rank.me} commits {go.round} ({go.trigger}: {self.named[go]})")
 
-        setattr(self.sim, "tell", told)  # noqa: B010
+        setattr(self.sim, "tell", record)  # noqa: B010
         setattr(self.sim.checkers, "committed", commits)  # noqa: B010
 
     def run(self) -> list[str]:

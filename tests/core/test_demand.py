@@ -48,13 +48,13 @@ def test_no_rank_has_more_peers_in_a_generation_than_most_peers(ranks: int) -> N
     grid, peers = Grid(everybody, active), {x: set[MemberId]() for x in everybody}
     for round_ in range(ranks):
         starter = grid.starter(round_)
-        told = [(grid.collector(x, round_), x) for x in everybody]
+        links = [(grid.collector(x, round_), x) for x in everybody]
         for at, onward in grid.ways(starter, round_).items():
-            told += [(starter, at), *((at, x) for x in onward)]
-        for a, b in told:
+            links += [(starter, at), *((at, x) for x in onward)]
+        for a, b in links:
             peers[a].add(b)
             peers[b].add(a)
-    assert GRIDS * max(len(found - {x}) for x, found in peers.items()) <= most_peers(ranks)
+    assert GRIDS * max(len(others - {x}) for x, others in peers.items()) <= most_peers(ranks)
 
 
 @pytest.mark.parametrize("transports", [["mpi"], ["gloo"], ["shm"], ["mpi", "gloo", "nccl", "shm"]])

@@ -102,7 +102,7 @@ def test_a_commit_with_a_plan_is_sent_in_full() -> None:
 
 
 def test_the_change_for_one_death_does_not_grow_with_the_job() -> None:
-    def told(pods: int) -> int:
+    def change_bytes(pods: int) -> int:
         chosen = {MemberId(slot, local, 0) for slot in range(pods) for local in range(8)}
         dead = MemberId(pods // 2, 3, 0)
         before = commit_of(1, chosen, chosen, chosen, MemberId(0, 0, 0), {})
@@ -112,5 +112,5 @@ def test_the_change_for_one_death_does_not_grow_with_the_job() -> None:
         assert change is not None
         return len(wire.to_json(change))
 
-    assert told(128) <= told(16) + 64
-    assert told(128) < 2048
+    assert change_bytes(128) <= change_bytes(16) + 64
+    assert change_bytes(128) < 2048

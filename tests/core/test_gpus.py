@@ -27,7 +27,7 @@ def test_no_gpu_is_selected_if_at_most_one_is_visible(visible: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "local", "problem", "hint"),
+    ("no_gpu", "local", "problem", "hint"),
     [
         (NoGpu("", True, ""), False, "CUDA_VISIBLE_DEVICES='' hides every GPU", "remove it"),
         (NoGpu("-1", False, UNLOADED), True, "CUDA_VISIBLE_DEVICES='-1' hides", "name the devices"),
@@ -39,9 +39,9 @@ def test_no_gpu_is_selected_if_at_most_one_is_visible(visible: int) -> None:
     ids=["hidden", "hidden by number", "pod", "laptop", "old driver", "not given to the pod"],
 )
 def test_the_error_for_a_rank_without_a_gpu_names_cause_and_remedy(
-    found: NoGpu, local: bool, problem: str, hint: str
+    no_gpu: NoGpu, local: bool, problem: str, hint: str
 ) -> None:
-    told, way = why_none(found, local=local)
-    assert problem in told
+    error, way = why_none(no_gpu, local=local)
+    assert problem in error
     assert hint in way
     assert ("nvidia.com/gpu" in way) <= (not local), "a laptop has no pods to ask for"

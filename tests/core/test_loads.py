@@ -51,13 +51,13 @@ def test_mean_and_deviation_hold_despite_truncation(
     sd = part * above / math.sqrt(exponent * (exponent + 2))
     load = Load(least + round(above), round(sd), least, least + width)
     try:
-        found = quantiles(load)
+        values = quantiles(load)
     except LoadError:
         assume(False)
-    assert max(found) <= load.max_ns * (1 + 1e-9)
-    assert min(found) >= load.min_ns
-    assert mean(found) == pytest.approx(load.mean_ns, abs=0.02 * load.sd_ns)
-    assert pstdev(found) == pytest.approx(load.sd_ns, rel=0.05)
+    assert max(values) <= load.max_ns * (1 + 1e-9)
+    assert min(values) >= load.min_ns
+    assert mean(values) == pytest.approx(load.mean_ns, abs=0.02 * load.sd_ns)
+    assert pstdev(values) == pytest.approx(load.sd_ns, rel=0.05)
 
 
 @given(load=st.sampled_from(list(LOADS.values())), rank=st.integers(0, 99), step=st.integers(0))

@@ -35,18 +35,18 @@ SCENARIOS = {s.name.split("_")[0]: s for s in all_scenarios()}
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def by_name(found: Scenario) -> str:
-    return found.name
+def by_name(scenario: Scenario) -> str:
+    return scenario.name
 
 
-@pytest.mark.parametrize("found", SCENARIOS.values(), ids=by_name)
-def test_a_scenario_matches_its_golden_trace(found: Scenario) -> None:
-    trace = found.run()
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=by_name)
+def test_a_scenario_matches_its_golden_trace(scenario: Scenario) -> None:
+    trace = scenario.run()
     if os.environ.get("PACELINE_GOLDEN") == "write":
-        path = FOLDER / f"{found.name}.txt"
-        path.write_text(found.head + "---\n" + "\n".join(trace) + "\n")
+        path = FOLDER / f"{scenario.name}.txt"
+        path.write_text(scenario.head + "---\n" + "\n".join(trace) + "\n")
     else:
-        assert trace == found.trace, "PACELINE_GOLDEN=write writes the traces anew"
+        assert trace == scenario.trace, "PACELINE_GOLDEN=write writes the traces anew"
 
 
 # ---- rules switched off --------------------------------------------------------------------------
@@ -193,14 +193,14 @@ RULES: dict[str, tuple[Patch, str]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("found", SCENARIOS.values(), ids=by_name)
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=by_name)
 def test_a_scenario_breaks_an_invariant_without_its_rule(
-    found: Scenario, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    switch_off, symptom = RULES[found.name.split("_")[0]]
+    switch_off, symptom = RULES[scenario.name.split("_")[0]]
     switch_off(monkeypatch)
     with pytest.raises(AssertionError, match=symptom):
-        found.run()
+        scenario.run()
 
 
 def test_every_violation_has_a_scenario_or_a_structural_test() -> None:

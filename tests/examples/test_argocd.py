@@ -24,8 +24,8 @@ def health(generation: int = 1, **status: Any) -> tuple[str, str]:
     if status:
         job["status"] = status
     lua.globals().obj = lua.table_from(job, recursive=True)
-    said = lua.execute(SCRIPT)
-    return said.status, said.message
+    result = lua.execute(SCRIPT)
+    return result.status, result.message
 
 
 def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> dict[str, str]:
@@ -34,7 +34,7 @@ def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> 
 
 
 @pytest.mark.parametrize(
-    ("conditions", "said"),
+    ("conditions", "expected"),
     [
         ([], ("Progressing", "the job trains")),
         ([condition(ConditionType.COMPLETE)], ("Healthy", "why")),
@@ -63,17 +63,17 @@ def condition(kind: ConditionType, holds: bool = True, message: str = "why") -> 
     ],
 )
 def test_conditions_map_to_the_health_of_argo_cd(
-    conditions: list[dict[str, str]], said: tuple[str, str]
+    conditions: list[dict[str, str]], expected: tuple[str, str]
 ) -> None:
-    assert health(observedGeneration=1, conditions=conditions) == said
+    assert health(observedGeneration=1, conditions=conditions) == expected
 
 
 @pytest.mark.parametrize("reason", NEEDS_SOMEBODY)
 def test_problems_that_need_a_user_are_shown_as_degraded(reason: str) -> None:
     """The conditions are those that the operator writes for Flux (kstatus)."""
     wanted = [WantedCondition(ConditionType.DEGRADED, True, reason, "mend it")]
-    told = [condition(c.type, c.holds, c.message) for c in (*wanted, *standing({}, wanted))]
-    assert health(observedGeneration=1, conditions=told) == ("Degraded", "mend it")
+    conditions = [condition(c.type, c.holds, c.message) for c in (*wanted, *standing({}, wanted))]
+    assert health(observedGeneration=1, conditions=conditions) == ("Degraded", "mend it")
 
 
 def test_a_job_without_a_status_is_progressing() -> None:

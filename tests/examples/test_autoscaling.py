@@ -63,8 +63,8 @@ def seconds(query: str, tmp_path: Path, *, workers: int, per_worker: float = PER
     if done.returncode == 0:
         return None
     # The test expects no samples, so promtool prints those it found: labels and a number.
-    (found,) = re.findall(r"got:.*? ([\d.]+(?:[Ee][+-]\d+)?)\s", done.stdout + done.stderr)
-    return float(found)
+    (value,) = re.findall(r"got:.*? ([\d.]+(?:[Ee][+-]\d+)?)\s", done.stdout + done.stderr)
+    return float(value)
 
 
 @pytest.mark.cluster_programs
@@ -73,8 +73,8 @@ def seconds(query: str, tmp_path: Path, *, workers: int, per_worker: float = PER
 def test_the_metric_is_inversely_proportional_to_the_workers(name: str, tmp_path: Path) -> None:
     query = QUERIES[name]
     for workers in (1, 2, 4, 8):
-        found = seconds(query, tmp_path, workers=workers)
-        assert found == pytest.approx(1000 / (PER_WORKER * workers), rel=0.01)
+        value = seconds(query, tmp_path, workers=workers)
+        assert value == pytest.approx(1000 / (PER_WORKER * workers), rel=0.01)
     assert seconds(query, tmp_path, workers=2, per_worker=0) is None, "it does not progress"
     assert seconds(query, tmp_path, workers=0) is None, "there is no such job"
 

@@ -37,18 +37,18 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
     """Yield the location and text of each fenced block whose info string is `language`."""
     for page in PAGES:
         text = page.read_text()
-        for found in FENCE.finditer(text):
-            if found[1].strip() == language:
-                line = text.count("\n", 0, found.start()) + 1
-                yield f"{name_of(page)}:{line}", found[2]
+        for match in FENCE.finditer(text):
+            if match[1].strip() == language:
+                line = text.count("\n", 0, match.start()) + 1
+                yield f"{name_of(page)}:{line}", match[2]
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield page and words of each `paceline ...` in a block or between backticks."""
     for page in PAGES:
         text = page.read_text()
-        parts = [found[0] for found in INDENTED.finditer(text)]
-        parts += [found[2] for found in FENCE.finditer(text) if found[1].strip() in ("", "sh")]
+        parts = [match[0] for match in INDENTED.finditer(text)]
+        parts += [match[2] for match in FENCE.finditer(text) if match[1].strip() in ("", "sh")]
         inline = re.findall(r"`(paceline [^`]*)`", text)
         lines = "\n".join(parts).replace("\\\n", " ").splitlines()
         for line in [*lines, *inline]:
@@ -80,8 +80,8 @@ def test_runnable_python_snippets_run(where: str, code: str, tmp_path: Path) -> 
     # The variables of a torchrun with one process, for scripts that make a process group.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     env = os.environ | group | {"EPOCHS": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    status, said = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
-    assert status == 0, f"{where}\n{said}"
+    status, output = end_of(ForkedCall(["script.py"], tmp_path, env, "python"))
+    assert status == 0, f"{where}\n{output}"
 
 
 def test_get_started_shows_the_files_of_the_example() -> None:

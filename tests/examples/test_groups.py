@@ -19,10 +19,10 @@ EPOCHS = "3"
 def test_an_example_with_replica_groups_trains(tmp_path: Path, example: str) -> None:
     job, folder = str(EXAMPLES / example / "job.yaml"), str(tmp_path / "run")
     words = ["run", job, "--run-dir", folder, "--quiet"]
-    code, said = forked_paceline(tmp_path, *words, EPOCHS=EPOCHS, XDG_RUNTIME_DIR=str(tmp_path))
-    assert code == 0, said
-    assert said.count(f"{EPOCHS} epochs\n") == 1, f"one rank of one group says so:\n{said}"
-    if "mode Full" in said:
-        assert f"{EPOCHS} with each sample applied exactly once" in said
-        accuracy = float(said.partition("] accuracy ")[2].split()[0])
+    code, output = forked_paceline(tmp_path, *words, EPOCHS=EPOCHS, XDG_RUNTIME_DIR=str(tmp_path))
+    assert code == 0, output
+    assert output.count(f"{EPOCHS} epochs\n") == 1, f"one rank of one group says so:\n{output}"
+    if "mode Full" in output:
+        assert f"{EPOCHS} with each sample applied exactly once" in output
+        accuracy = float(output.partition("] accuracy ")[2].split()[0])
         assert accuracy > 0.7, "half of the rows have more ones than zeros"

@@ -30,9 +30,9 @@ def test_an_unexpected_error_is_a_finding_with_a_minimized_input() -> None:
         return dict(json.loads(data))
 
     report = run(target(read, ValueError, RecursionError), 200)
-    [found] = report.findings.values()
-    assert found.told.startswith("raises TypeError")
-    assert len(found.data) == 1
+    [finding] = report.findings.values()
+    assert finding.told.startswith("raises TypeError")
+    assert len(finding.data) == 1
 
 
 @pytest.mark.long

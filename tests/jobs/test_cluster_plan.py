@@ -71,8 +71,8 @@ def wanted(server: ScriptedServer, *, measure: bool = False) -> PlanArguments:
 
 def planned(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert plan(wanted(server), Output.JSON) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_plan_of_a_scaled_job_compares_with_the_earlier_forecast(
@@ -87,10 +87,10 @@ def test_plan_of_a_scaled_job_compares_with_the_earlier_forecast(
     )
     assert two["step_s"] == pytest.approx(0.1)
     train(server, 4)
-    found = planned(server, capsys)
-    assert [one["source"] for one in found["compared"]] == ["job, 1.2", "job, 1.4"]
-    assert found["compared"][1]["by"] == "plan before"
-    assert [line["own"] for line in found["lines"] if line["mode"] == "Quorum 2"] == [True]
+    result = planned(server, capsys)
+    assert [one["source"] for one in result["compared"]] == ["job, 1.2", "job, 1.4"]
+    assert result["compared"][1]["by"] == "plan before"
+    assert [line["own"] for line in result["lines"] if line["mode"] == "Quorum 2"] == [True]
     # Measurements of this cluster do not apply to the same job file on this machine.
     (book,) = Path("runs").iterdir()
     Path("job.yaml").write_text(json.dumps(job(4)))
@@ -107,9 +107,9 @@ def test_plan_of_an_ended_job_uses_the_stored_measurements(
     server.answers["GET", f"{JOBS}/job"] = 200, job(2, "Complete")
     server.answers["GET", PODS] = listed(pod(0, "Succeeded"))
     assert plan(wanted(server), Output.JSON) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["lines"] == before["lines"]
-    assert "only what was measured before is used" in said.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["lines"] == before["lines"]
+    assert "only what was measured before is used" in captured.err
 
 
 def test_plan_of_a_job_that_never_trained_reports_that_no_worker_runs(

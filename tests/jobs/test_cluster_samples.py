@@ -42,10 +42,10 @@ def job(state: str) -> dict[str, Any]:
 
 
 def pod(slot: int, phase: str = "Running") -> dict[str, Any]:
-    found = logged(slot, phase, "running")
+    body = logged(slot, phase, "running")
     env = [{"name": "PACELINE_METRICS_PORT", "value": str(PORT)}, TOKEN_FROM]
-    found["spec"]["containers"] = [{"name": "sidecar"}, {"name": "trainer", "env": env}]
-    return found
+    body["spec"]["containers"] = [{"name": "sidecar"}, {"name": "trainer", "env": env}]
+    return body
 
 
 def steps_of(slot: int) -> str:
@@ -79,10 +79,10 @@ def test_samples_are_requested_from_each_running_worker(
     Pods that are pending or have ended are not asked.
     """
     server.answers["GET", PODS] = listed(pod(0), pod(1, "Pending"), pod(2), pod(3, "Failed"))
-    found = jobs.samples("job")
-    assert [own.slot for own in found.pods] == [0, 2]
-    assert not found.silent
-    assert not found.folder
+    result = jobs.samples("job")
+    assert [own.slot for own in result.pods] == [0, 2]
+    assert not result.silent
+    assert not result.folder
 
 
 @pytest.mark.long
@@ -95,11 +95,11 @@ def test_workers_that_do_not_answer_are_named_with_the_reason(
     server.hangs.add(steps_of(2))
     server.answers["GET", steps_of(3)] = 404, "404: Not Found"
     server.answers["GET", steps_of(4)] = 200, "<html>welcome</html>"
-    found = jobs.samples("job")
-    assert [own.slot for own in found.pods] == [0]
-    said = {one.pod: one.why for one in found.silent}
-    assert said.pop("job-4-0").startswith("it answers with something else: JSON is malformed")
-    assert said == {
+    result = jobs.samples("job")
+    assert [own.slot for own in result.pods] == [0]
+    reasons = {one.pod: one.why for one in result.silent}
+    assert reasons.pop("job-4-0").startswith("it answers with something else: JSON is malformed")
+    assert reasons == {
         "job-1-0": "dial tcp 10.1.2.3:9999: connect: connection refused",
         "job-2-0": "no answer within 0.5 s",
         "job-3-0": "404: Not Found",
@@ -125,18 +125,18 @@ def test_samples_that_claim_ranks_of_another_pod_are_rejected(
     hostile = replace(second, ranks=(replace(second.ranks[0], member="<img src=x onerror=y>"),))
     server.answers["GET", steps_of(1)] = 200, msgspec.json.encode(hostile).decode()
     server.answers["GET", steps_of(2)] = 200, msgspec.json.encode(claimed).decode()
-    found = jobs.samples("job")
-    assert found.pods == (first,)
-    said = {one.pod: one.why for one in found.silent}
-    assert "member" in said["job-1-0"]
-    assert "slot 1, and it is slot 2" in said["job-2-0"]
+    result = jobs.samples("job")
+    assert result.pods == (first,)
+    reasons = {one.pod: one.why for one in result.silent}
+    assert "member" in reasons["job-1-0"]
+    assert "slot 1, and it is slot 2" in reasons["job-2-0"]
 
 
-@pytest.mark.parametrize(("told", "bound"), [("4", 4), ("", 1), ("x", 1), ("9" * 5000, 1)])
-def test_the_process_count_of_a_pod_is_read_from_its_environment(told: str, bound: int) -> None:
-    found = pod(0)
-    found["spec"]["containers"][1]["env"].append({"name": "PACELINE_PROCS", "value": told})
-    assert procs(found) == bound
+@pytest.mark.parametrize(("value", "bound"), [("4", 4), ("", 1), ("x", 1), ("9" * 5000, 1)])
+def test_the_process_count_of_a_pod_is_read_from_its_environment(value: str, bound: int) -> None:
+    body = pod(0)
+    body["spec"]["containers"][1]["env"].append({"name": "PACELINE_PROCS", "value": value})
+    assert procs(body) == bound
 
 
 def test_an_invented_round_number_does_not_exhaust_memory(
@@ -192,9 +192,9 @@ def test_an_agent_that_rejects_the_token_is_named_and_the_others_are_read(
 ) -> None:
     refusal = {"message": f"the header {STEPS_HEADER} is missing or wrong", "reason": WRONG_TOKEN}
     server.answers["GET", steps_of(1)] = 403, refusal
-    found = jobs.samples("job")
-    assert [own.slot for own in found.pods] == [0, 2]
-    assert [(one.pod, one.why) for one in found.silent] == [("job-1-0", refusal["message"])]
+    result = jobs.samples("job")
+    assert [own.slot for own in result.pods] == [0, 2]
+    assert [(one.pod, one.why) for one in result.silent] == [("job-1-0", refusal["message"])]
 
 
 @pytest.mark.parametrize("data", [{}, {"token": "%%%"}, {"token": "//79"}, None])
@@ -248,12 +248,12 @@ def test_the_report_of_a_cluster_job_names_missing_pods_in_output_and_page(
     server.refuses("GET", steps_of(1), 503, "ServiceUnavailable", REFUSED)
     where = Where("team", None, server.kubeconfig(tmp_path))
     report("job", where, "2:3", None)
-    said = capsys.readouterr().out
-    assert said.startswith("job job: 2 ranks, mode unknown, 100.0 ms per step\n")
-    assert "mostly worker 2.0" in said
+    output = capsys.readouterr().out
+    assert output.startswith("job job: 2 ranks, mode unknown, 100.0 ms per step\n")
+    assert "mostly worker 2.0" in output
     missing = "without job-1-0: dial tcp 10.1.2.3:9999: connect: connection refused"
-    assert f"  {missing}\n" in said
-    assert "page: job-report/report.html\n" in said
+    assert f"  {missing}\n" in output
+    assert "page: job-report/report.html\n" in output
     page = (tmp_path / "job-report/report.html").read_text()
     assert missing in page
     assert "Rounds 2 to 3" in page

@@ -71,22 +71,22 @@ def jobs(tmp_path: Path) -> LocalJobs:
 
 def assert_end_unknown(jobs: LocalJobs, run_dir: Path) -> None:
     """Assert that every verb reports the unknown outcome and names the file and a remedy."""
-    found = jobs.status("job")
-    assert (found.state, found.ended, found.name) == (ENDED, True, "job")
-    assert str(run_dir / STATUS) in found.message
-    assert "start the job again" in found.hint
+    status = jobs.status("job")
+    assert (status.state, status.ended, status.name) == (ENDED, True, "job")
+    assert str(run_dir / STATUS) in status.message
+    assert "start the job again" in status.hint
     waited = jobs.wait("job")
-    assert (waited.state, waited.message) == (found.state, found.message)
+    assert (waited.state, waited.message) == (status.state, status.message)
     assert [one.state for one in jobs.watch("job")] == [ENDED]
-    told = jobs.explain("job")
-    assert "has ended" in told.verdict
-    assert str(run_dir / STATUS) in told.verdict
-    assert found.hint in told.because
-    assert any("logs" in command for command in told.commands)
+    explanation = jobs.explain("job")
+    assert "has ended" in explanation.verdict
+    assert str(run_dir / STATUS) in explanation.verdict
+    assert status.hint in explanation.because
+    assert any("logs" in command for command in explanation.commands)
     assert jobs.events("job") == []
     assert plan_file._status(run_dir) is None
     with pytest.raises(EndUnknownError, match="is not known") as no:
-        Job(jobs, found).wait(timeout_s=60, progress=False)
+        Job(jobs, status).wait(timeout_s=60, progress=False)
     assert "start the job again" in no.value.hint
 
 
@@ -251,11 +251,11 @@ def test_a_runner_with_invalid_answers_does_not_hide_the_others(
     ):
         index.publish(bad, env)
         index.publish(good, env)
-        found = {one.name: one for one in jobs.all()}
-        assert found["bad"].state == UNKNOWN
-        assert not found["bad"].ended
-        assert "is not understood" in found["bad"].message
-        assert found["good"].state == "Starting"
+        by_name = {one.name: one for one in jobs.all()}
+        assert by_name["bad"].state == UNKNOWN
+        assert not by_name["bad"].ended
+        assert "is not understood" in by_name["bad"].message
+        assert by_name["good"].state == "Starting"
         with pytest.raises(AwayError, match="is not understood"):
             jobs.status("bad")
 

@@ -32,8 +32,8 @@ def status(state: str = "Training", **more: Any) -> JobStatus:
     return JobStatus(state=state, **fields)
 
 
-def told(found: JobStatus, *events: JobEvent, cluster: bool = True) -> Explanation:
-    return explain(found, events, flags=" -n team" if cluster else "", cluster=cluster)
+def explained(job: JobStatus, *events: JobEvent, cluster: bool = True) -> Explanation:
+    return explain(job, events, flags=" -n team" if cluster else "", cluster=cluster)
 
 
 def rank(slot: int, state: RankPhase = RankPhase.ACTIVE, why: str = "") -> RankStatus:
@@ -41,20 +41,20 @@ def rank(slot: int, state: RankPhase = RankPhase.ACTIVE, why: str = "") -> RankS
 
 
 def test_a_healthy_job_has_nothing_that_holds_it_up() -> None:
-    found = told(status(rounds_per_s_now=2.5))
-    assert found.verdict == (
+    explanation = explained(status(rounds_per_s_now=2.5))
+    assert explanation.verdict == (
         "It trains with all 2 replicas, 2.5 rounds/s now; nothing holds it up."
     )
-    assert found.commands[0] == "paceline status digits -n team --watch"
+    assert explanation.commands[0] == "paceline status digits -n team --watch"
 
 
 def test_a_slow_rank_is_named_with_its_node() -> None:
     slow = StragglerStatus(MemberId(1, 0, 1000), 210, 0.0, "Replace")
     detail = Status("digits", "", ranks=(rank(0), rank(1)), stragglers=(slow,))
-    found = told(status(detail=detail))
-    assert "rank 1 holds it up: its step takes 210 %" in found.verdict
-    assert found.because == ("rank 1 on node1: 210 % of the median step; in force: Replace",)
-    assert found.commands[0] == "paceline logs digits -n team --rank 1"
+    explanation = explained(status(detail=detail))
+    assert "rank 1 holds it up: its step takes 210 %" in explanation.verdict
+    assert explanation.because == ("rank 1 on node1: 210 % of the median step; in force: Replace",)
+    assert explanation.commands[0] == "paceline logs digits -n team --rank 1"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_slow_rank_is_blamed_only_if_the_mode_waits_for_it(
         stragglers=(slow,),
         settings=msgspec.to_builtins(settings),
     )
-    verdict = told(status(detail=detail)).verdict
+    verdict = explained(status(detail=detail)).verdict
     assert ("holds it up" in verdict) is waits
     assert ("nobody waits" in verdict) is not waits
     assert "rank 1" in verdict
@@ -112,13 +112,13 @@ def test_explain_names_what_a_mode_gains_for_an_unchanged_script(
     phase = RankPhase.FINISHED if state == "Complete" else RankPhase.ACTIVE
     settings = msgspec.to_builtins(RoundSettings(mode=Mode.QUORUM, quorum_percent=75))
     ranks = tuple(rank(slot, phase) for slot in range(4))
-    found = told(
+    explanation = explained(
         status(
             state, detail=Status("digits", "", ranks=ranks, settings=settings, log=LogStatus(**log))
         )
     )
-    assert any(wanted in line for line in found.because) is bool(wanted)
-    assert any("mode Quorum" in line for line in found.because) is bool(wanted)
+    assert any(wanted in line for line in explanation.because) is bool(wanted)
+    assert any("mode Quorum" in line for line in explanation.because) is bool(wanted)
 
 
 def test_explain_names_no_gain_in_mode_full() -> None:
@@ -129,7 +129,7 @@ def test_explain_names_no_gain_in_mode_full() -> None:
         settings=msgspec.to_builtins(RoundSettings(mode=Mode.FULL)),
         log=LogStatus(operations={"step": 60}),
     )
-    assert told(status(detail=detail)).because == ()
+    assert explained(status(detail=detail)).because == ()
 
 
 def test_a_slow_rank_of_an_unchanged_script_holds_the_others_up() -> None:
@@ -143,12 +143,12 @@ def test_a_slow_rank_of_an_unchanged_script_holds_the_others_up() -> None:
         settings=msgspec.to_builtins(RoundSettings(mode=Mode.SOLO)),
         log=LogStatus(operations={"step": 60}),
     )
-    assert "rank 1 holds it up" in told(status(detail=detail)).verdict
+    assert "rank 1 holds it up" in explained(status(detail=detail)).verdict
 
 
 def test_suggested_commands_are_quoted_for_the_shell() -> None:
     place = "/a path/it's here/runs/digits 1"
-    for command in told(status("Suspended", place=place), cluster=False).commands:
+    for command in explained(status("Suspended", place=place), cluster=False).commands:
         words = shlex.split(command)
         assert words[0] == "paceline"
         assert words[2] == place
@@ -156,8 +156,10 @@ def test_suggested_commands_are_quoted_for_the_shell() -> None:
 
 def test_a_complete_job_reports_script_failures() -> None:
     failed = ScriptFailure(MemberId(1, 0, 0), "KeyError: 'x' (a.py, line 3)", "samples 4, 5")
-    found = told(status("Complete", detail=Status("digits", "", script_failures=(failed,))))
-    assert found.because == (
+    explanation = explained(
+        status("Complete", detail=Status("digits", "", script_failures=(failed,)))
+    )
+    assert explanation.because == (
         "the script failed on the way: KeyError: 'x' (a.py, line 3) on rank 1.0#0, samples 4, 5",
     )
 
@@ -167,36 +169,38 @@ def test_pods_that_do_not_start_are_explained_with_their_reason() -> None:
     also = rank(2, RankPhase.STARTING, "ImagePullBackOff: no such image\nelse")
     held = LiveCondition("Degraded", "PodNotStarting", "worker digits-1-1 does not start", 0.0)
     detail = Status("digits", "", ranks=(rank(0), waits, also), conditions=(held,))
-    found = told(
+    explanation = explained(
         status("PodNotStarting", ready=1, replicas=3, message=held.message, detail=detail),
         JobEvent(1.0, True, "Failed", "Error: ErrImagePull"),
         JobEvent(2.0, False, "Scheduled", "on node1"),
     )
-    assert found.verdict == (
+    assert explanation.verdict == (
         "1 of 3 replicas take part (PodNotStarting): worker digits-1-1 does not start"
     )
-    assert "ranks 1, 2: starting: ImagePullBackOff: no such image" in found.because
-    assert "Failed: Error: ErrImagePull" in found.because
-    assert not any("Scheduled" in why for why in found.because)
-    assert found.commands[0] == "kubectl describe pod digits-1-1 -n team"
+    assert "ranks 1, 2: starting: ImagePullBackOff: no such image" in explanation.because
+    assert "Failed: Error: ErrImagePull" in explanation.because
+    assert not any("Scheduled" in why for why in explanation.because)
+    assert explanation.commands[0] == "kubectl describe pod digits-1-1 -n team"
 
 
 def test_a_failed_job_shows_its_message_and_hint() -> None:
-    found = told(status("Failed", message="rank 1 failed\nValueError: x", hint="mend the script"))
-    assert found.verdict == "It has failed: rank 1 failed"
-    assert found.because == ("ValueError: x", "mend the script")
-    assert found.commands[0] == "paceline logs digits -n team --previous"
+    explanation = explained(
+        status("Failed", message="rank 1 failed\nValueError: x", hint="mend the script")
+    )
+    assert explanation.verdict == "It has failed: rank 1 failed"
+    assert explanation.because == ("ValueError: x", "mend the script")
+    assert explanation.commands[0] == "paceline logs digits -n team --previous"
 
 
 def test_commands_for_a_local_run_name_its_folder() -> None:
-    found = told(status("Suspended", place="/a/runs/digits-1"), cluster=False)
-    assert found.commands[0] == "paceline resume /a/runs/digits-1"
+    explanation = explained(status("Suspended", place="/a/runs/digits-1"), cluster=False)
+    assert explanation.commands[0] == "paceline resume /a/runs/digits-1"
 
 
 STATES = ["Starting", "Training", "Resizing", "Suspending", "Suspended", "Deleting", "Complete"]
 phases = st.sampled_from(list(RankPhase))
 ranks = st.lists(phases, max_size=5).map(
-    lambda found: tuple(rank(n, p) for n, p in enumerate(found))
+    lambda drawn: tuple(rank(n, p) for n, p in enumerate(drawn))
 )
 
 
@@ -209,11 +213,11 @@ ranks = st.lists(phases, max_size=5).map(
     st.booleans(),
 )
 def test_every_state_gives_a_verdict_and_at_least_one_command(
-    state: str, message: str, found: tuple[RankStatus, ...], warnings: list[bool], cluster: bool
+    state: str, message: str, rows: tuple[RankStatus, ...], warnings: list[bool], cluster: bool
 ) -> None:
-    detail = Status("digits", "", ranks=found)
+    detail = Status("digits", "", ranks=rows)
     events = [JobEvent(n, one, f"Reason{n}", "text") for n, one in enumerate(warnings)]
-    answer = told(status(state, message=message, detail=detail), *events, cluster=cluster)
+    answer = explained(status(state, message=message, detail=detail), *events, cluster=cluster)
     assert answer.verdict.strip()
     assert "\n" not in answer.verdict
     assert 1 <= len(answer.commands) <= COMMANDS_MAX

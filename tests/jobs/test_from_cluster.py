@@ -20,8 +20,8 @@ NOW_S = time_s(CREATED) + 90
 def job(state: str | None = "Training", *, spec: Any = None, **status: Any) -> dict[str, Any]:
     given = {"replicas": 2, "procsPerReplica": 2, **(spec or {})}
     meta = {"name": "digits", "namespace": "team", "uid": "u", "creationTimestamp": CREATED}
-    told = {} if state is None else {"state": state, **status}
-    return {"metadata": meta, "spec": given, "status": told}
+    reported = {} if state is None else {"state": state, **status}
+    return {"metadata": meta, "spec": given, "status": reported}
 
 
 def pod(slot: int, attempt: int, phase: str = "Running", **more: Any) -> dict[str, Any]:
@@ -47,15 +47,15 @@ def condition(kind: str, reason: str, message: str = "", status: str = "True") -
 
 
 def test_a_model_parallel_group_counts_as_one_rank() -> None:
-    found = job_status(
+    status = job_status(
         job(spec={"procsPerReplica": 4, "parallelism": {"model": 2}}), [pod(0, 1)], NOW_S
     )
-    assert found.detail is not None
-    assert [str(rank.member) for rank in found.detail.ranks] == ["0.0#1000", "0.1#1000"]
+    assert status.detail is not None
+    assert [str(rank.member) for rank in status.detail.ranks] == ["0.0#1000", "0.1#1000"]
 
 
 def test_the_status_of_a_training_job_is_decoded() -> None:
-    found = job_status(
+    status = job_status(
         job(
             readyReplicas=2,
             round=40,
@@ -71,29 +71,29 @@ def test_the_status_of_a_training_job_is_decoded() -> None:
         [pod(1, 1), pod(0, 1)],
         NOW_S,
     )
-    assert (found.name, found.place, found.state) == ("digits", "team", "Training")
-    assert (found.ready, found.replicas, found.round, found.age_s) == (2, 2, 40, 90)
-    assert (found.progress, found.left_s) == (0.25, 60)
-    assert found.detail is not None
-    assert [rank.state for rank in found.detail.ranks] == [RankPhase.ACTIVE] * 4
-    assert [rank.member for rank in found.detail.ranks] == [
+    assert (status.name, status.place, status.state) == ("digits", "team", "Training")
+    assert (status.ready, status.replicas, status.round, status.age_s) == (2, 2, 40, 90)
+    assert (status.progress, status.left_s) == (0.25, 60)
+    assert status.detail is not None
+    assert [rank.state for rank in status.detail.ranks] == [RankPhase.ACTIVE] * 4
+    assert [rank.member for rank in status.detail.ranks] == [
         (0, 0, 1000),
         (0, 1, 1000),
         (1, 0, 1000),
         (1, 1, 1000),
     ]
-    assert found.detail.settings["mode"] == "Quorum"
-    assert (found.detail.transport, found.detail.carrier) == ("mpi", "TCP")
-    assert found.detail.transport_why == "mpi:ring 300 us at 4096 B"
-    assert (found.detail.generation.incarnation, found.detail.generation.counter) == (1, 3)
-    assert found.detail.conditions == ()
+    assert status.detail.settings["mode"] == "Quorum"
+    assert (status.detail.transport, status.detail.carrier) == ("mpi", "TCP")
+    assert status.detail.transport_why == "mpi:ring 300 us at 4096 B"
+    assert (status.detail.generation.incarnation, status.detail.generation.counter) == (1, 3)
+    assert status.detail.conditions == ()
 
 
 def test_a_job_without_status_is_starting() -> None:
-    found = job_status(job(None), None, NOW_S)
-    assert found.state == "Starting"
-    assert found.detail is None
-    assert not found.ended
+    status = job_status(job(None), None, NOW_S)
+    assert status.state == "Starting"
+    assert status.detail is None
+    assert not status.ended
 
 
 def test_an_unschedulable_job_shows_the_reason_of_its_pods() -> None:
@@ -104,15 +104,15 @@ def test_an_unschedulable_job_shows_the_reason_of_its_pods() -> None:
     waits = [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
     ]
-    found = job_status(
+    status = job_status(
         job("Unschedulable", readyReplicas=1, conditions=held),
         [pod(0, 1), pod(1, 1, "Pending", conditions=waits), pod(1, 0, "Failed")],
         NOW_S,
     )
-    assert found.message == "0/2 nodes have a GPU"
-    assert found.detail is not None
-    assert [told.type for told in found.detail.conditions] == ["Degraded"], "once is enough"
-    states = [(rank.member.slot, rank.state, rank.why) for rank in found.detail.ranks]
+    assert status.message == "0/2 nodes have a GPU"
+    assert status.detail is not None
+    assert [one.type for one in status.detail.conditions] == ["Degraded"], "once is enough"
+    states = [(rank.member.slot, rank.state, rank.why) for rank in status.detail.ranks]
     assert states == [
         (0, RankPhase.ACTIVE, ""),
         (0, RankPhase.ACTIVE, ""),
@@ -122,9 +122,9 @@ def test_an_unschedulable_job_shows_the_reason_of_its_pods() -> None:
 
 
 def test_all_ranks_are_starting_while_it_is_unknown_which_one_is_ready() -> None:
-    found = job_status(job("Resizing", readyReplicas=1), [pod(0, 1), pod(1, 2)], NOW_S)
-    assert found.detail is not None
-    assert {rank.state for rank in found.detail.ranks} == {RankPhase.STARTING}
+    status = job_status(job("Resizing", readyReplicas=1), [pod(0, 1), pod(1, 2)], NOW_S)
+    assert status.detail is not None
+    assert {rank.state for rank in status.detail.ranks} == {RankPhase.STARTING}
 
 
 def test_a_job_is_suspended_once_its_pods_are_gone() -> None:
@@ -139,10 +139,10 @@ def test_rank_figures_of_a_replaced_pod_are_ignored() -> None:
         {"member": "0.0#1002", "state": "joining", "stepMicroseconds": 12_300, "round": 8},
         {"member": "1.0#1000", "state": "active", "lagMicroseconds": 5, "sharePercent": 40},
     ]
-    told = job("Resizing", spec={"procsPerReplica": 1}, readyReplicas=1, round=9, ranks=rows)
-    found = job_status(told, [pod(0, 1), pod(1, 2)], NOW_S)
-    assert found.detail is not None
-    first, second = found.detail.ranks
+    body = job("Resizing", spec={"procsPerReplica": 1}, readyReplicas=1, round=9, ranks=rows)
+    status = job_status(body, [pod(0, 1), pod(1, 2)], NOW_S)
+    assert status.detail is not None
+    first, second = status.detail.ranks
     assert (str(first.member), first.state, first.version) == ("0.0#1002", RankPhase.JOINING, 8)
     assert first.facts == {Fact.STEP_S: 0.0123}
     assert (str(second.member), second.facts) == ("1.0#2000", {})
@@ -157,9 +157,9 @@ def test_the_age_of_figures_is_reported_while_the_job_runs() -> None:
 
 def test_a_failed_job_shows_the_message_of_its_condition() -> None:
     held = [condition("Failed", "ScriptFailed", "rank 1: ValueError")]
-    found = job_status(job("Failed", conditions=held), [pod(0, 1, "Failed")], NOW_S)
-    assert found.ended
-    assert found.message == "rank 1: ValueError"
+    status = job_status(job("Failed", conditions=held), [pod(0, 1, "Failed")], NOW_S)
+    assert status.ended
+    assert status.message == "rank 1: ValueError"
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_reached_is_true_at_the_awaited_state_or_the_end(
     state: str, ready: int, until: Until
 ) -> None:
     spec = {"suspend": state == "Suspended"}
-    found = job_status(job(state, spec=spec, readyReplicas=ready), None, NOW_S)
+    status = job_status(job(state, spec=spec, readyReplicas=ready), None, NOW_S)
     wanted = {
         Until.ENDED: False,
         Until.TRAINING: state == "Training" and ready == 2,
         Until.SUSPENDED: state == "Suspended",
     }[until]
-    assert found.meets(until) is (wanted or state in ("Complete", "Failed"))
+    assert status.meets(until) is (wanted or state in ("Complete", "Failed"))
 
 
 attempts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), unique=True, max_size=12)
@@ -203,10 +203,10 @@ attempts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), unique=True
 
 @given(attempts)
 def test_latest_returns_the_newest_pod_of_each_slot(places: list[tuple[int, int]]) -> None:
-    found = [pod["metadata"]["name"] for pod in latest(pod(*one) for one in places)]
+    names = [pod["metadata"]["name"] for pod in latest(pod(*one) for one in places)]
     slots = sorted({slot for slot, _ in places})
     best = [max(attempt for slot, attempt in places if slot == one) for one in slots]
-    assert found == [f"digits-{slot}-{n}" for slot, n in zip(slots, best, strict=True)]
+    assert names == [f"digits-{slot}-{n}" for slot, n in zip(slots, best, strict=True)]
 
 
 def event(name: str, uid: str, at: str, kind: str = "Pod", **more: Any) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def test_events_include_those_of_the_jobs_deleted_pods() -> None:
         event("digits", "old", "2026-11-23T05:00:00Z", "TrainingJob"),
         event("digits-coordinator-1", "c", "2026-11-23T06:02:00Z", source={"component": "kubelet"}),
     ]
-    found = job_events(events, job(), [pod(0, 1)])
-    assert [one.reason for one in found] == ["digits", "digits-coordinator-1", "digits-1-2"]
-    assert [one.source for one in found][:2] == ["paceline", "kubelet on digits-coordinator-1"]
-    assert (found[-1].warning, found[-1].count) == (True, 3)
+    result = job_events(events, job(), [pod(0, 1)])
+    assert [one.reason for one in result] == ["digits", "digits-coordinator-1", "digits-1-2"]
+    assert [one.source for one in result][:2] == ["paceline", "kubelet on digits-coordinator-1"]
+    assert (result[-1].warning, result[-1].count) == (True, 3)
 
 
 @pytest.mark.parametrize("state", ["Complete", "Failed", "Suspended"])
@@ -252,14 +252,14 @@ def test_an_ended_or_suspended_job_shows_rank_outcomes_and_no_stale_conditions(
     )
     pods = [] if state == "Suspended" else [pod(0, 1), pod(1, 1, "Failed")]
     for kept in ([], pods):
-        found = job_status(body, kept, NOW_S)
-        assert found.detail is not None
-        ends = [(str(rank.member), str(rank.state)) for rank in found.detail.ranks]
+        status = job_status(body, kept, NOW_S)
+        assert status.detail is not None
+        ends = [(str(rank.member), str(rank.state)) for rank in status.detail.ranks]
         assert ends == [(row["member"], row["state"]) for row in rows]
-        assert found.detail.stragglers == ()
-        told = [one.type for one in found.detail.conditions]
-        assert told == (["Suspended"] if state == "Suspended" else [])
-        because = explain(found, [], flags="", cluster=True).because
+        assert status.detail.stragglers == ()
+        types = [one.type for one in status.detail.conditions]
+        assert types == (["Suspended"] if state == "Suspended" else [])
+        because = explain(status, [], flags="", cluster=True).because
         assert not [text for text in because if "Resizing" in text or "slow" in text]
 
 
@@ -269,6 +269,6 @@ def test_rank_outcomes_come_from_pods_if_the_status_rows_are_stale(state: str, e
     rows = [{"member": "0.0#1000", "state": "active"}, {"member": "2.0#1000", "state": "active"}]
     body = job(state, spec={"procsPerReplica": 1}, ranks=rows)
     leaving = pod(1, 1, metadata={"deletionTimestamp": CREATED})
-    found = job_status(body, [pod(0, 1, "Succeeded"), leaving], NOW_S)
-    assert found.detail is not None
-    assert [str(rank.state) for rank in found.detail.ranks] == ["finished", end, end]
+    status = job_status(body, [pod(0, 1, "Succeeded"), leaving], NOW_S)
+    assert status.detail is not None
+    assert [str(rank.state) for rank in status.detail.ranks] == ["finished", end, end]

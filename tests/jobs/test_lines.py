@@ -19,21 +19,21 @@ def line(source: str, wall_ns: int, text: str = "") -> LogLine:
 
 
 def parsed(raw: str, procs: int = 1) -> LogLine:
-    found = parse_line(raw, source="job-0-1", procs=procs)
-    assert found is not None
-    return found
+    entry = parse_line(raw, source="job-0-1", procs=procs)
+    assert entry is not None
+    return entry
 
 
 def test_a_kubelet_log_line_is_parsed_with_nanosecond_time() -> None:
-    found = parsed("2026-11-23T06:30:01.000000042Z [rank 3.1#2] loss 0.5", procs=2)
-    assert (found.rank, found.member, found.text) == (7, "3.1#2", "loss 0.5")
+    entry = parsed("2026-11-23T06:30:01.000000042Z [rank 3.1#2] loss 0.5", procs=2)
+    assert (entry.rank, entry.member, entry.text) == (7, "3.1#2", "loss 0.5")
     at = datetime(2026, 11, 23, 6, 30, 1, tzinfo=UTC).timestamp()
-    assert found.wall_ns == round(at) * NS_PER_S + 42
+    assert entry.wall_ns == round(at) * NS_PER_S + 42
 
 
 def test_a_line_of_a_shard_belongs_to_its_group() -> None:
-    found = parsed("2026-11-23T06:30:01Z [rank 3.1.2#2] loss 0.5", procs=2)
-    assert (found.rank, found.member, found.text) == (7, "3.1#2", "loss 0.5")
+    entry = parsed("2026-11-23T06:30:01Z [rank 3.1.2#2] loss 0.5", procs=2)
+    assert (entry.rank, entry.member, entry.text) == (7, "3.1#2", "loss 0.5")
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_a_line_of_a_shard_belongs_to_its_group() -> None:
     ],
 )
 def test_a_line_without_a_rank_prefix_has_no_rank(raw: str, text: str) -> None:
-    found = parsed(raw)
-    assert (found.rank, found.member, found.text) == (None, "", text)
-    assert found.wall_ns // NS_PER_S == parsed("2026-11-23T06:30:01Z").wall_ns // NS_PER_S
+    entry = parsed(raw)
+    assert (entry.rank, entry.member, entry.text) == (None, "", text)
+    assert entry.wall_ns // NS_PER_S == parsed("2026-11-23T06:30:01Z").wall_ns // NS_PER_S
 
 
 @pytest.mark.parametrize("raw", ["", "half of a line", "2026-11-23 06:30:01 text"])
@@ -60,9 +60,9 @@ def test_text_without_a_timestamp_is_not_a_line(raw: str) -> None:
 def test_parse_line_preserves_text_and_rank(text: str, slot: int, data: st.DataObject) -> None:
     local = data.draw(st.integers(0, 3))
     raw = f"2026-11-23T06:30:01.123456789Z [rank {slot}.{local}#0] {text}"
-    found = parsed(raw, procs=4)
-    assert found.text == text
-    assert found.rank == slot * 4 + local
+    entry = parsed(raw, procs=4)
+    assert entry.text == text
+    assert entry.rank == slot * 4 + local
 
 
 replicas = st.lists(st.lists(st.integers(0, 50), max_size=12), max_size=5)
@@ -74,11 +74,11 @@ def test_merged_sorts_by_time_and_keeps_each_replicas_order(times: list[list[int
         [line(str(source), at, str(n)) for n, at in enumerate(own)]
         for source, own in enumerate(times)
     ]
-    found = list(merged(lines))
-    assert [one.wall_ns for one in found] == sorted(one.wall_ns for one in found)
+    result = list(merged(lines))
+    assert [one.wall_ns for one in result] == sorted(one.wall_ns for one in result)
     for source, own in enumerate(lines):
-        said = [one.text for one in found if one.source == str(source)]
-        assert said == [one.text for one in own]
+        texts = [one.text for one in result if one.source == str(source)]
+        assert texts == [one.text for one in own]
 
 
 def test_a_clock_set_back_does_not_reorder_lines() -> None:
@@ -101,7 +101,7 @@ def test_the_shuffle_loses_and_swaps_no_lines_of_a_replica(
 
     This holds for any delays.
     """
-    shuffle, now_ns, found = Shuffle(hold_ns=HOLD_NS), 0, []
+    shuffle, now_ns, ready = Shuffle(hold_ns=HOLD_NS), 0, []
     queues = {str(n): list(enumerate(own)) for n, own in enumerate(times)}
     added_ns: dict[tuple[str, str], int] = {}
     for source in queues:
@@ -110,24 +110,24 @@ def test_the_shuffle_loses_and_swaps_no_lines_of_a_replica(
         source = data.draw(st.sampled_from([s for s, left in queues.items() if left]))
         number, at = queues[source].pop(0)
         now_ns += data.draw(st.integers(0, 2 * HOLD_NS))
-        found += shuffle.ready(now_ns)
+        ready += shuffle.ready(now_ns)
         shuffle.add(line(source, at, str(number)), now_ns)
         added_ns[source, str(number)] = now_ns
         if not queues[source]:
             shuffle.closed(source)
-        found += shuffle.ready(now_ns)
-        told = {(one.source, one.text) for one in found}
-        late = [key for key in added_ns if key not in told]
+        ready += shuffle.ready(now_ns)
+        keys = {(one.source, one.text) for one in ready}
+        late = [key for key in added_ns if key not in keys]
         # A line that is held longer waits for a line that arrived within the last HOLD_NS.
         if (next_ns := shuffle.next_ns()) is not None:
             assert next_ns > now_ns
         else:
             assert not late
-    found += shuffle.ready(now_ns + HOLD_NS)
+    ready += shuffle.ready(now_ns + HOLD_NS)
     assert shuffle.next_ns() is None
     for number, own in enumerate(times):
-        said = [one.text for one in found if one.source == str(number)]
-        assert said == [str(n) for n in range(len(own))]
+        texts = [one.text for one in ready if one.source == str(number)]
+        assert texts == [str(n) for n in range(len(own))]
 
 
 @pytest.mark.long
@@ -145,14 +145,14 @@ def test_lines_delayed_less_than_the_hold_come_in_order_of_time(
             came = max(came, at + data.draw(st.integers(0, HOLD_NS - 1)))
             came = min(came, at + HOLD_NS - 1) if came - at >= HOLD_NS else came
             heapq.heappush(arrivals, (came, len(arrivals), source, at))
-    shuffle, found = Shuffle(hold_ns=HOLD_NS), []
+    shuffle, ready = Shuffle(hold_ns=HOLD_NS), []
     for source in sources:
         shuffle.opened(source)
     while arrivals:
         came, _, source, at = heapq.heappop(arrivals)
         while (next_ns := shuffle.next_ns()) is not None and next_ns < came:
-            found += shuffle.ready(next_ns)
+            ready += shuffle.ready(next_ns)
         shuffle.add(line(source, at), came)
-        found += shuffle.ready(came)
-    found += shuffle.ready(10**9)
-    assert [one.wall_ns for one in found] == sorted(at for own in sources.values() for at in own)
+        ready += shuffle.ready(came)
+    ready += shuffle.ready(10**9)
+    assert [one.wall_ns for one in ready] == sorted(at for own in sources.values() for at in own)

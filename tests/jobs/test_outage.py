@@ -15,18 +15,18 @@ def test_each_outage_is_reported_once_and_its_end_only_if_it_was_reported(
 ) -> None:
     outage, now_ns = Outage(), 0
     for pauses in outages:
-        said = 0
+        reports = 0
         begun_ns = now_ns
         for pause_ns in pauses:
             verdict = outage.missed(now_ns)
             assert outage.lasts
-            said += verdict is OutageVerdict.SAY_SO
+            reports += verdict is OutageVerdict.SAY_SO
             assert verdict is not OutageVerdict.GIVE_UP
             if now_ns - begun_ns >= REPORTED_AFTER_NS:
-                assert said == 1, "whoever reads is not left to guess"
+                assert reports == 1, "whoever reads is not left to guess"
             now_ns += pause_ns
-        assert said <= 1
-        assert outage.answered() is (said == 1)
+        assert reports <= 1
+        assert outage.answered() is (reports == 1)
         assert not outage.lasts
         assert not outage.answered()
 

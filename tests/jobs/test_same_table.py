@@ -75,9 +75,9 @@ def text(shown: Any) -> str:
 @pytest.mark.long
 @given(ranks, st.integers(0, 100), st.integers(1, 10**6), st.integers(0, 9999), st.integers(0, 1))
 def test_the_table_of_a_cluster_job_equals_that_of_a_local_run(
-    told: tuple[RankStatus, ...], percent: int, round_us: int, left_s: int, pipeline: int
+    rows: tuple[RankStatus, ...], percent: int, round_us: int, left_s: int, pipeline: int
 ) -> None:
-    shares = {str(one.member): (one.pid * 11 % 101) / 100 for one in told}
+    shares = {str(one.member): (one.pid * 11 % 101) / 100 for one in rows}
     log = LogStatus(
         progress=percent / 100, left_s=float(left_s), round_s=round_us / 1e6, shares=shares
     )
@@ -87,7 +87,7 @@ def test_the_table_of_a_cluster_job_equals_that_of_a_local_run(
         replicas=SLOTS,
         procs=PROCS,
         version=9,
-        ranks=told,
+        ranks=rows,
         log=log,
         generation=GENERATION,
         changes=(MembershipChange(GENERATION, "First", "", 1, 0, 0.0, 0.0),),
@@ -95,20 +95,20 @@ def test_the_table_of_a_cluster_job_equals_that_of_a_local_run(
         transport="mpi",
         carrier=Network.TCP,
     )
-    seen = replace(training(SLOTS), coordinator=read(here))
+    observed = replace(training(SLOTS), coordinator=read(here))
     collective = {"mode": "Quorum", "pipeline": pipeline}
     job = job_of(RUNNING, replicas=SLOTS, procsPerReplica=PROCS, collective=collective)
-    written = reconcile(job, seen, NOW).status
+    written = reconcile(job, observed, NOW).status
     assert written is not None
     body = {
         "metadata": {"name": "digits"},
         "spec": {"replicas": SLOTS, "procsPerReplica": PROCS},
         "status": dict(written) | {"conditions": []},
     }
-    found = job_status(body, [pod(slot) for slot in range(SLOTS)], NOW)
-    there = found.detail
+    status = job_status(body, [pod(slot) for slot in range(SLOTS)], NOW)
+    there = status.detail
     assert there is not None
     speed = Speed(1e6 / round_us if written["readyReplicas"] else 0.0, float(left_s))
-    assert text(table(there, found)) == text(table(here, speed))
-    assert line(there, found) == line(here, speed)
+    assert text(table(there, status)) == text(table(here, speed))
+    assert line(there, status) == line(here, speed)
     assert [place_of(one.member, PROCS) for one in there.ranks] == list(range(SLOTS * PROCS))

@@ -29,7 +29,7 @@ def test_a_job_just_scaled_is_not_yet_training_with_all_replicas(
     ranks = tuple(RankStatus(MemberId(slot, 0, 0), RankPhase.ACTIVE) for slot in range(2))
     ring = LiveCondition(ConditionType.RING_READY, "", "", 0.0)
     status = Status("first", "uid", replicas=2, ranks=ranks, conditions=(ring,))
-    told = from_run.running(
+    job = from_run.running(
         *("first", "runs/first-1", status),
         replicas=wanted,
         suspended="",
@@ -37,8 +37,8 @@ def test_a_job_just_scaled_is_not_yet_training_with_all_replicas(
         left_s=None,
         age_s=0.0,
     )
-    assert (told.state, told.ready, told.replicas) == (TRAINING, 2, wanted)
-    assert told.meets(Until.TRAINING) == all_take_part
+    assert (job.state, job.ready, job.replicas) == (TRAINING, 2, wanted)
+    assert job.meets(Until.TRAINING) == all_take_part
 
 
 @pytest.mark.parametrize("suspended", [False, True])
@@ -52,7 +52,7 @@ def test_an_ended_or_suspended_job_shows_rank_outcomes_and_no_stale_conditions(
     resizing = LiveCondition(ConditionType.RESIZING, "ReplicasDiffer", "1 replicas run, 2 are", 0.0)
     slow = StragglerStatus(MemberId(0, 0, 0), 300, 0.0, "Tolerate")
     outcome = None if suspended else Outcome(True, "Complete", "9 rounds")
-    told = from_run.running(
+    job = from_run.running(
         *("first", "runs/first-1"),
         Status(
             "first", "u", ranks=ranks, conditions=(resizing,), stragglers=(slow,), outcome=outcome
@@ -63,8 +63,8 @@ def test_an_ended_or_suspended_job_shows_rank_outcomes_and_no_stale_conditions(
         left_s=None,
         age_s=0.0,
     )
-    assert told.detail is not None
-    assert [rank.state for rank in told.detail.ranks] == [RankPhase.FINISHED, RankPhase.DEAD]
-    assert (told.detail.conditions, told.detail.stragglers) == ((), ())
+    assert job.detail is not None
+    assert [rank.state for rank in job.detail.ranks] == [RankPhase.FINISHED, RankPhase.DEAD]
+    assert (job.detail.conditions, job.detail.stragglers) == ((), ())
     warned = [JobEvent(1.0, True, "RankSlow", "old"), JobEvent(2.0, True, "RankDied", "rank 1")]
-    assert explain(told, warned, flags="", cluster=False).because == ("RankDied: rank 1",)
+    assert explain(job, warned, flags="", cluster=False).because == ("RankDied: rank 1",)

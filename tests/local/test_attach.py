@@ -45,33 +45,33 @@ def run(folder: Path, script: str, *words: str) -> tuple[int, str]:
 
 
 def test_a_script_that_attaches_has_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "import paceline as pl\npl.attach()\n" + SCRIPT)
-    assert code == 0, said
+    code, output = run(tmp_path, "import paceline as pl\npl.attach()\n" + SCRIPT)
+    assert code == 0, output
     for rank in (0, 1):
-        assert f"RANK {rank} OF 2 ['--rate', '0.1'] [[0.5, 0.5]]" in said, said
-    assert len(re.findall("begins", said)) == 2, "nothing before pl.attach() runs twice"
+        assert f"RANK {rank} OF 2 ['--rate', '0.1'] [[0.5, 0.5]]" in output, output
+    assert len(re.findall("begins", output)) == 2, "nothing before pl.attach() runs twice"
 
 
 def test_a_script_for_torchrun_that_nobody_launches_fails_at_once(tmp_path: Path) -> None:
-    code, said = run(tmp_path, SCRIPT)
+    code, output = run(tmp_path, SCRIPT)
     assert code != 0
-    error = next(line for line in said.splitlines() if line.startswith("error: "))
-    assert "paceline launch SCRIPT" in error, said
+    error = next(line for line in output.splitlines() if line.startswith("error: "))
+    assert "paceline launch SCRIPT" in error, output
     assert "pl.attach()" in error
-    assert "RANK 0" not in said
+    assert "RANK 0" not in output
 
 
 def test_a_script_that_attaches_is_refused_in_mode_shadow(tmp_path: Path) -> None:
     words = ("--set", "spec.collective.mode=Shadow")
-    code, said = run(tmp_path, "import paceline as pl\npl.attach()\n" + SCRIPT, *words)
+    code, output = run(tmp_path, "import paceline as pl\npl.attach()\n" + SCRIPT, *words)
     assert code != 0
-    assert "error: rank" in said, said
-    assert "spec.collective.mode is Shadow" in said, said
-    assert "pl.DistributedOptimizer" in said, said
-    assert "RANK" not in said
+    assert "error: rank" in output, output
+    assert "spec.collective.mode is Shadow" in output, output
+    assert "pl.DistributedOptimizer" in output, output
+    assert "RANK" not in output
 
 
 def test_attaching_after_init_names_both_calls(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "import paceline as pl\npl.init()\npl.attach()\n")
+    code, output = run(tmp_path, "import paceline as pl\npl.init()\npl.attach()\n")
     assert code != 0
-    assert "pl.attach() after pl.init()" in said, said
+    assert "pl.attach() after pl.init()" in output, output

@@ -198,7 +198,7 @@ def test_a_job_under_attack_changes_membership_and_completes(
         )
     try:
         with Attack(addresses, attacked) as attack:
-            code, said = forked_paceline(
+            code, output = forked_paceline(
                 tmp_path,
                 *("run", "job.yaml", "--run-dir=run"),
                 *("--set", f"spec.collective.backend={backend}"),
@@ -210,13 +210,13 @@ def test_a_job_under_attack_changes_membership_and_completes(
         if stranger is not None:
             stranger.kill()
             attacks = int(stranger.communicate()[0].split()[-1])
-    assert code == 0, said
-    assert said.count("ENDED") == 4, said
-    assert joined(said) == {"1.0#1", "3.0#0"}
-    assert "epochs               8 with each sample applied exactly once" in said
+    assert code == 0, output
+    assert output.count("ENDED") == 4, output
+    assert joined(output) == {"1.0#1", "3.0#0"}
+    assert "epochs               8 with each sample applied exactly once" in output
     assert attack.sent > 0
     if backend == "shm" and stranger is not None:
         assert attacks > 0
-    assert re.search(r"rendezvous: refused a message of ", said), said
-    assert bool(re.search(r"peers: refused a message of ", said)) == (attacked == "all"), said
-    assert said.count("refused a message of ") < 50, "one line in a minute, entry point and rank"
+    assert re.search(r"rendezvous: refused a message of ", output), output
+    assert bool(re.search(r"peers: refused a message of ", output)) == (attacked == "all"), output
+    assert output.count("refused a message of ") < 50, "one line in a minute, entry point and rank"

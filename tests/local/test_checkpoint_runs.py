@@ -85,7 +85,7 @@ def with_kill(pid: int) -> None:
         return
 
 
-def seen(what: Callable[[], bool], name: str) -> None:
+def wait_until(what: Callable[[], bool], name: str) -> None:
     until = time.monotonic() + WAIT_S
     while not what():
         assert time.monotonic() < until, f"never: {name}"
@@ -106,10 +106,10 @@ def kill_ranks(folder: Path) -> int:
     return len(pids)
 
 
-def figure(said: str, name: str) -> str:
-    found = re.search(rf"^  {name} +(.*)$", said, re.MULTILINE)
-    assert found, said
-    return found.group(1)
+def figure(output: str, name: str) -> str:
+    match = re.search(rf"^  {name} +(.*)$", output, re.MULTILINE)
+    assert match, output
+    return match.group(1)
 
 
 def test_a_job_resumes_from_its_checkpoint_until_it_is_finished(tmp_path: Path) -> None:
@@ -120,39 +120,39 @@ def test_a_job_resumes_from_its_checkpoint_until_it_is_finished(tmp_path: Path) 
     """
     (tmp_path / "brake").touch()
     first = Job(tmp_path)
-    seen(lambda: newest(tmp_path) >= 10, "a second checkpoint")
+    wait_until(lambda: newest(tmp_path) >= 10, "a second checkpoint")
     assert kill_ranks(tmp_path) == 2
     first.until("ResumedFromCheckpoint")
     before = newest(tmp_path)
-    seen(lambda: newest(tmp_path) >= before + 10, "checkpoints after all ranks had died")
+    wait_until(lambda: newest(tmp_path) >= before + 10, "checkpoints after all ranks had died")
     first.kill()
     version = newest(tmp_path)
     tensors = tmp_path / "saved" / f"v{version}" / "model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-10])
     (tmp_path / "brake").unlink()
-    code, said = Job(tmp_path).wait()
-    assert code == 1, said
-    assert "CheckpointUnusable" in said
-    assert f"v{version} is damaged: model.safetensors has" in said
-    assert f"hint: remove {tensors.parent} to go on from the one before it" in said
+    code, output = Job(tmp_path).wait()
+    assert code == 1, output
+    assert "CheckpointUnusable" in output
+    assert f"v{version} is damaged: model.safetensors has" in output
+    assert f"hint: remove {tensors.parent} to go on from the one before it" in output
     shutil.rmtree(tensors.parent)
-    code, said = Job(tmp_path, "--replicas", "3").wait()
-    assert code == 0, said
-    assert f"goes on from the checkpoint of version {newest_below(version)}" in said
-    assert figure(said, "samples applied").startswith(f"{SAMPLES * EPOCHS}, ")
-    assert figure(said, "epochs") == f"{EPOCHS} with each sample applied exactly once"
-    assert "written, the last of version" in figure(said, "checkpoints")
-    code, said = Job(tmp_path).wait()
-    assert code == 0, said
-    assert "is the end of the job; nothing is left to do" in said
+    code, output = Job(tmp_path, "--replicas", "3").wait()
+    assert code == 0, output
+    assert f"goes on from the checkpoint of version {newest_below(version)}" in output
+    assert figure(output, "samples applied").startswith(f"{SAMPLES * EPOCHS}, ")
+    assert figure(output, "epochs") == f"{EPOCHS} with each sample applied exactly once"
+    assert "written, the last of version" in figure(output, "checkpoints")
+    code, output = Job(tmp_path).wait()
+    assert code == 0, output
+    assert "is the end of the job; nothing is left to do" in output
     longer = EPOCHS + 1
-    code, said = Job(tmp_path, epochs=longer).wait()
-    assert code == 0, said
-    assert figure(said, "samples applied").startswith(f"{SAMPLES * longer}, ")
-    assert figure(said, "epochs") == f"{longer} with each sample applied exactly once"
-    code, said = Job(tmp_path, epochs=EPOCHS).wait()
-    assert code == 1, said
-    assert f"epochs: {longer} -> {EPOCHS}" in said
+    code, output = Job(tmp_path, epochs=longer).wait()
+    assert code == 0, output
+    assert figure(output, "samples applied").startswith(f"{SAMPLES * longer}, ")
+    assert figure(output, "epochs") == f"{longer} with each sample applied exactly once"
+    code, output = Job(tmp_path, epochs=EPOCHS).wait()
+    assert code == 1, output
+    assert f"epochs: {longer} -> {EPOCHS}" in output
 
 
 def newest_below(version: int) -> int:
@@ -167,11 +167,11 @@ def disk_at(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.exhaustive
 def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, disk_at: Path) -> None:
-    code, said = Job(tmp_path, path=str(disk_at / "saved"), every=50).wait()
-    assert code == 0, said
-    assert "CheckpointFailed: rank 0.0#0 could not write the checkpoint of version 50" in said
-    assert "are free; training goes on" in said
-    assert "failed" in figure(said, "checkpoints")
+    code, output = Job(tmp_path, path=str(disk_at / "saved"), every=50).wait()
+    assert code == 0, output
+    assert "CheckpointFailed: rank 0.0#0 could not write the checkpoint of version 50" in output
+    assert "are free; training goes on" in output
+    assert "failed" in figure(output, "checkpoints")
 
 
 @pytest.mark.exhaustive
@@ -179,10 +179,10 @@ def test_a_slow_disk_delays_no_round(tmp_path: Path) -> None:
     """Let a checkpoint take seconds to reach the disk; those due meanwhile are skipped."""
     (tmp_path / "slow-disk").touch()
     (tmp_path / "brake").touch()
-    code, said = Job(tmp_path).wait()
-    assert code == 0, said
-    assert "skipped" in figure(said, "checkpoints")
-    slowest = [float(x) for x in re.findall(r"SLOWEST (\S+)", said)]
+    code, output = Job(tmp_path).wait()
+    assert code == 0, output
+    assert "skipped" in figure(output, "checkpoints")
+    slowest = [float(x) for x in re.findall(r"SLOWEST (\S+)", output)]
     assert len(slowest) == 2
     log = json.loads(next((tmp_path / "runs").glob("*/status.json")).read_text())
     hidden = max(r["facts"].get("checkpoint_hidden_seconds", 0.0) for r in log["ranks"])

@@ -34,8 +34,8 @@ def test_each_pair_of_factor_values_occurs(factors: Factors) -> None:
     for i, j in combinations(range(len(factors)), 2):
         if (i, j) in SIMULATED:
             continue
-        seen = {(row[i], row[j]) for row in rows}
-        assert seen == set(product(factors[i], factors[j])), (i, j)
+        pairs = {(row[i], row[j]) for row in rows}
+        assert pairs == set(product(factors[i], factors[j])), (i, j)
 
 
 def test_the_set_of_histories_is_as_large_as_promised() -> None:
@@ -50,8 +50,8 @@ def test_the_set_of_histories_is_as_large_as_promised() -> None:
 
 
 def test_soak_covers_the_full_matrix() -> None:
-    seen = {soak_row(seed)[:CELL] for seed in range(len(CELLS))}
-    assert seen == set(product(*MATRIX[:CELL])) | set(product(*TOGETHER[:CELL]))
+    cells = {soak_row(seed)[:CELL] for seed in range(len(CELLS))}
+    assert cells == set(product(*MATRIX[:CELL])) | set(product(*TOGETHER[:CELL]))
 
 
 DRAW = """

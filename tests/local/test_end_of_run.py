@@ -21,9 +21,9 @@ def test_a_rank_that_is_still_importing_does_not_delay_the_end(tmp_path: Path) -
     (tmp_path / "train.py").write_text(stuck_script(before="RANK == 2"))
     options = ["--replicas", "3", "--set", "spec.elasticity.settleSeconds=1"]
     run = ForkedRun(tmp_path, "[python, train.py]", *options, "--run-dir", "run")
-    code, said = run.wait()
-    assert code == 0, said
-    assert "still importing" in said
+    code, output = run.wait()
+    assert code == 0, output
+    assert "still importing" in output
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["outcome"]["complete"]
     # Otherwise the agent would have given it 10 s to exit by itself.
@@ -50,14 +50,14 @@ def test_a_script_that_does_not_return_is_ended_and_the_job_completes(
     """
     (tmp_path / "train.py").write_text(stuck_script(FOREVER[how], behind="RANK == 1"))
     options = ["--set", "spec.finishDeadlineSeconds=4", "--run-dir", "run"]
-    code, said = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
-    assert code == 0, said
-    assert "job job: Complete" in said
-    [named] = [line for line in said.splitlines() if "ScriptStillRuns: " in line]
+    code, output = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
+    assert code == 0, output
+    assert "job job: Complete" in output
+    [named] = [line for line in output.splitlines() if "ScriptStillRuns: " in line]
     assert "rank 1.0#0 on " in named
     assert "rank 0.0#0" not in named
-    assert "ScriptCutShort: rank 1.0#0: its script was cut short" in said
-    assert "still running 4 s after the job was complete" in said
+    assert "ScriptCutShort: rank 1.0#0: its script was cut short" in output
+    assert "still running 4 s after the job was complete" in output
 
 
 @pytest.mark.exhaustive
@@ -106,10 +106,10 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
     run.until("has trained for a while")
     run.process.send_signal(SIGHUP)
     run.process.send_signal(SIGHUP)
-    code, said = run.wait()
-    assert code == 130, said
-    assert "stopping after the next round" in said
-    assert list((tmp_path / "kept").rglob("*.safetensors")), said
+    code, output = run.wait()
+    assert code == 130, output
+    assert "stopping after the next round" in output
+    assert list((tmp_path / "kept").rglob("*.safetensors")), output
 
 
 def test_deaths_after_the_release_start_no_replacements(
@@ -199,10 +199,10 @@ def test_an_interrupt_leaves_a_complete_job_complete(
     for _ in range(interrupts):
         run.process.send_signal(SIGINT)
         until_taken(run.process.pid, SIGINT)
-    code, said = run.wait()
-    assert "job job: Complete" in said
+    code, output = run.wait()
+    assert "job job: Complete" in output
     assert code == 0
-    assert ("] saved" in said) is (interrupts == 1)
+    assert ("] saved" in output) is (interrupts == 1)
     status = json.loads((tmp_path / "runs" / "one" / "status.json").read_text())
     assert status["outcome"]["complete"]
     assert status["conditions"] == []

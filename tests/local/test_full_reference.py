@@ -111,10 +111,10 @@ def weights_of(
     assert result["complete"], result
     streams = overlap == "Auto" and config["pause_s"] > 0 and not config["pipeline"]
     assert (result["log"]["streamed"] > 0) is streams, result["log"]
-    found = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]
-    assert len(found) == config["ranks"]
-    assert len(set(found)) == 1
-    return str(found[0])
+    digests = [x.partition("WEIGHTS ")[2] for x in result["printed"] if "WEIGHTS " in x]
+    assert len(digests) == config["ranks"]
+    assert len(set(digests)) == 1
+    return str(digests[0])
 
 
 @pytest.mark.parametrize(

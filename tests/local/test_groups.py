@@ -66,17 +66,17 @@ def weights_of(result: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the final weights of the shards, which must be the same on all groups."""
     assert result["complete"], result
     assert not result["left_over"]
-    found: dict[int, list[str]] = {}
+    by_shard: dict[int, list[str]] = {}
     for line in result["printed"]:
         _, marked, text = line.partition("WEIGHTS ")
         if marked:
             shard, _, state = text.partition(" ")
-            found.setdefault(int(shard), []).append(state)
-    assert sorted(found) == list(range(M)), result["printed"]
-    for shard, states in found.items():
-        assert len(states) == len(found[0])
+            by_shard.setdefault(int(shard), []).append(state)
+    assert sorted(by_shard) == list(range(M)), result["printed"]
+    for shard, states in by_shard.items():
+        assert len(states) == len(by_shard[0])
         assert len(set(states)) == 1, f"shard {shard} differs between groups"
-    named = [json.loads(found[shard][0]) for shard in range(M)]
+    named = [json.loads(by_shard[shard][0]) for shard in range(M)]
     if set(named[0]) == {"0.weight", "0.bias"} == set(named[1]):  # the stages of a pipeline
         named[1] = {name.replace("0.", "2."): value for name, value in named[1].items()}
     return {name: torch.tensor(value) for one in named for name, value in one.items()}
@@ -233,8 +233,8 @@ def test_shards_are_restored_by_another_number_of_groups(
     second = run(fork_server, tmp_path, config, name="again", replicas=3, checkpoint=checkpoint)
     weights_of(second)
     assert second["log"]["applied"] == 12 * group_script.SAMPLES, second["log"]
-    said = [line for line in second["said"] if "goes on from the checkpoint" in line]
-    assert said, second["said"]
+    lines = [line for line in second["said"] if "goes on from the checkpoint" in line]
+    assert lines, second["said"]
 
 
 MISTAKES = {

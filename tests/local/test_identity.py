@@ -32,10 +32,10 @@ def test_exactly_one_rank_is_the_publisher_from_the_start(tmp_path: Path) -> Non
     folder = tmp_path / "my project"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    code, said = ForkedRun(folder, "[python, train.py]").wait()
-    assert code == 0, said
-    before = re.findall(r"BEFORE (\d) 2 (\w+)", said)
+    code, output = ForkedRun(folder, "[python, train.py]").wait()
+    assert code == 0, output
+    before = re.findall(r"BEFORE (\d) 2 (\w+)", output)
     assert sorted(before) == [("0", "True"), ("1", "False")]
-    after = re.findall(r"AFTER (\d) 2 (\w+)", said)
+    after = re.findall(r"AFTER (\d) 2 (\w+)", output)
     assert sorted(after) == [("0", "True"), ("1", "False")]
-    assert "SeedsEqual: torch's seed is 0 on 0.0#0, 1.0#0" in said
+    assert "SeedsEqual: torch's seed is 0 on 0.0#0, 1.0#0" in output

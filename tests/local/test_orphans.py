@@ -63,9 +63,9 @@ def left_by(rank: str, held: int | None = None) -> str:
 
 
 def test_shared_memory_of_multiprocessing_is_removed_with_a_killed_agent() -> None:
-    found = left_by(RANK)
+    output = left_by(RANK)
     # The rank is killed, and who cleans up after it only if that takes longer than CLEANERS_S.
-    assert found in ("2 True 1 []", "2 True 2 []")
+    assert output in ("2 True 1 []", "2 True 2 []")
 
 
 def test_a_resource_tracker_that_does_not_end_is_killed() -> None:

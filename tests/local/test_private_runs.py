@@ -43,8 +43,8 @@ CHECKPOINTS = ("--set", "spec.checkpoint.path=kept", "--set", "spec.checkpoint.e
 
 def readable_by_others(folder: Path) -> list[str]:
     """Return the paths that others could access if their parent folders allowed it."""
-    found = (folder, *folder.rglob("*"))
-    return [str(p) for p in found if not p.is_symlink() and stat.S_IMODE(p.stat().st_mode) & 0o077]
+    paths = (folder, *folder.rglob("*"))
+    return [str(p) for p in paths if not p.is_symlink() and stat.S_IMODE(p.stat().st_mode) & 0o077]
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ def usual_umask() -> object:
 def test_only_its_user_can_read_the_files_of_a_run(tmp_path: Path) -> None:
     """Check the files of a run; those that the script itself makes keep their mode."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    code, said = ForkedRun(
+    code, output = ForkedRun(
         tmp_path, "[python, train.py]", "--record", "--quiet", *CHECKPOINTS
     ).wait()
-    assert code == 0, said
+    assert code == 0, output
     run = tmp_path / "runs/job-1"
     names = {path.name for path in run.iterdir()}
     assert {"job.json", "status.json", "printed.log", "logs", "steps", "record"} <= names
@@ -78,9 +78,9 @@ def test_only_its_user_can_read_the_files_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("usual_umask")
 def test_a_script_keeps_the_umask_of_its_user(tmp_path: Path) -> None:
-    code, said = Run(tmp_path, "[sh, -c, 'umask > own-umask; umask']").wait()
+    code, output = Run(tmp_path, "[sh, -c, 'umask > own-umask; umask']").wait()
     assert code == 1, "it took no part"
-    assert "] 0022" in said
+    assert "] 0022" in output
     assert stat.S_IMODE((tmp_path / "own-umask").stat().st_mode) == 0o644
     assert readable_by_others(tmp_path / "runs") == []
 
@@ -91,8 +91,8 @@ def test_a_shared_checkpoint_folder_stays_shared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept").chmod(0o755)
-    code, said = ForkedRun(tmp_path, "[python, train.py]", "--quiet", *CHECKPOINTS).wait()
-    assert code == 0, said
+    code, output = ForkedRun(tmp_path, "[python, train.py]", "--quiet", *CHECKPOINTS).wait()
+    assert code == 0, output
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o755
     weights = list((tmp_path / "kept").rglob("*.safetensors"))
     assert weights
@@ -218,7 +218,7 @@ def test_a_process_of_another_user_is_not_accepted_as_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = index.RunEntry("job", str(tmp_path), str(tmp_path / "s"), 1)
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def refused() -> None:
         with pytest.raises(control.EndedError):
@@ -232,17 +232,17 @@ def test_a_process_of_another_user_is_not_accepted_as_runner(
         for module in (index, control):
             monkeypatch.setattr(module, "credentials_of", lambda _: somebody)
         assert not index.listens(entry)
-        while heard == []:
+        while received == []:
             line, _ = listener.accept()
             with line:
-                heard.append(line.recv(100))
+                received.append(line.recv(100))
         asked = threading.Thread(target=refused)
         asked.start()
         line, _ = listener.accept()
         with line:
-            heard.append(line.recv(100))
+            received.append(line.recv(100))
         asked.join()
-    assert not any(heard), "nothing was asked for"
+    assert not any(received), "nothing was asked for"
 
 
 def test_an_endless_answer_is_cut_off_with_an_error(

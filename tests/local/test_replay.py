@@ -87,9 +87,9 @@ def call(folder: Path, *words: str, **env: str) -> tuple[int, str]:
 def record(folder: Path, *words: str, backend: str = "mpi", dropout: str = "0", **env: str) -> str:
     (folder / "job.yaml").write_text(JOB.format(backend=backend, dropout=dropout))
     (folder / "script.py").write_text(SCRIPT)
-    code, said = call(folder, "run", "job.yaml", "--record", "--run-dir", "run", *words, **env)
-    assert code == 0, said
-    return said
+    code, output = call(folder, "run", "job.yaml", "--record", "--run-dir", "run", *words, **env)
+    assert code == 0, output
+    return output
 
 
 @pytest.mark.exhaustive
@@ -99,17 +99,17 @@ def test_a_run_ended_by_its_script_is_replayed_to_its_end(tmp_path: Path) -> Non
     The replay makes the steps of all ranks, so it reaches that count much earlier.
     """
     record(tmp_path, backend="gloo", STOP="40")
-    code, said = call(tmp_path, "replay", "run", STOP="40")
-    assert code == 0, said
-    assert "same: the state of version" in said
-    assert int(re.findall(r"replayed (\d+) rounds", said)[0]) >= 20
+    code, output = call(tmp_path, "replay", "run", STOP="40")
+    assert code == 0, output
+    assert "same: the state of version" in output
+    assert int(re.findall(r"replayed (\d+) rounds", output)[0]) >= 20
 
 
 @pytest.mark.parametrize("backend", exhaustive_except(["shm"], ["mpi", "gloo", "shm"]))
 def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
     tmp_path: Path, backend: str
 ) -> None:
-    said = record(
+    output = record(
         tmp_path,
         *("--inject", "slow:rank=2,ms=40"),
         *("--inject", "kill:rank=1,at=round:40"),
@@ -118,18 +118,18 @@ def test_a_slow_rank_a_kill_and_joins_replay_to_the_same_state(
         EPOCHS="5",
         WAIT_FOR="4",
     )
-    assert joined(said) == {"1.0#1", "3.0#0"}
+    assert joined(output) == {"1.0#1", "3.0#0"}
     journals = read_journals(tmp_path / "run")
-    seen = Counter(type(entry) for journal in journals.values() for entry in journal)
+    kinds = Counter(type(entry) for journal in journals.values() for entry in journal)
     ops = Counter(
         type(entry.op) for journal in journals.values() for entry in journal if type(entry) is Did
     )
-    assert seen[Placed] >= 2, "somebody joined"
+    assert kinds[Placed] >= 2, "somebody joined"
     assert ops[Merge] + ops[Swap] > 10, "late gradients were moved and added up"
-    code, said = call(tmp_path, "replay", "run", EPOCHS="5")
-    assert code == 0, said
-    assert re.search(r"replayed \d+ rounds with \d+ contributions of 5 ranks", said)
-    assert "same: the state of version" in said
+    code, output = call(tmp_path, "replay", "run", EPOCHS="5")
+    assert code == 0, output
+    assert re.search(r"replayed \d+ rounds with \d+ contributions of 5 ranks", output)
+    assert "same: the state of version" in output
 
 
 @pytest.mark.exhaustive
@@ -153,9 +153,9 @@ def test_sums_of_two_levels_replay_to_the_same_state(tmp_path: Path, backend: st
     given = [e for journal in journals.values() for e in journal if isinstance(e, Gave)]
     assert all(name.startswith(f"hier:{backend}") for e in given for name in e.methods)
     assert {(0, 1, 0), (0, 1, 0, 1)} <= {entry.machines for entry in given}
-    code, said = call(tmp_path, "replay", "run", **large)
-    assert code == 0, said
-    assert "same: the state of version" in said
+    code, output = call(tmp_path, "replay", "run", **large)
+    assert code == 0, output
+    assert "same: the state of version" in output
 
 
 @pytest.mark.exhaustive
@@ -168,9 +168,9 @@ def test_streamed_and_aborted_rounds_replay_to_the_same_state(tmp_path: Path) ->
     log = json.loads((tmp_path / "run" / "status.json").read_text())["log"]
     assert log["streamed"] > 0, log
     assert log["rounds"]["void"] > 0, log
-    code, said = call(tmp_path, "replay", "run", **large)
-    assert code == 0, said
-    assert "same: the state of version" in said
+    code, output = call(tmp_path, "replay", "run", **large)
+    assert code == 0, output
+    assert "same: the state of version" in output
 
 
 @pytest.mark.exhaustive
@@ -185,21 +185,21 @@ def test_a_pipelined_run_replays_to_the_same_state(tmp_path: Path) -> None:
         EPOCHS="8",
         WAIT_FOR="4",
     )
-    code, said = call(tmp_path, "replay", "run", EPOCHS="8")
-    assert code == 0, said
-    assert "same: the state of version" in said
+    code, output = call(tmp_path, "replay", "run", EPOCHS="8")
+    assert code == 0, output
+    assert "same: the state of version" in output
 
 
 @pytest.mark.timeout(900)  # six programs in turn, each of which imports torch
 def test_replay_detects_other_data_a_changed_journal_and_missing_ones(tmp_path: Path) -> None:
     record(tmp_path)
     run = tmp_path / "run"
-    code, said = call(tmp_path, "replay", "run")
-    assert (code, "same: " in said) == (0, True), said
+    code, output = call(tmp_path, "replay", "run")
+    assert (code, "same: " in output) == (0, True), output
 
-    code, said = call(tmp_path, "replay", "run", EPOCHS="4")
+    code, output = call(tmp_path, "replay", "run", EPOCHS="4")
     assert code == 1
-    assert "other data than in the run" in said
+    assert "other data than in the run" in output
 
     journals = read_journals(run)
     # Double one contribution: the first hash after it must differ. Which rank contributed to which
@@ -216,27 +216,27 @@ def test_replay_detects_other_data_a_changed_journal_and_missing_ones(tmp_path: 
         for at, entry in enumerate(journal)
         if isinstance(entry, Gave) and entry.round > 10 and entry.source and entry.factor
     )
-    told = (gave.round // 10 + 1) * 10
+    version = (gave.round // 10 + 1) * 10
     path = run / "record" / f"{str(member).replace('#', '-')}.journal"
     whole = path.read_bytes()
     entries = list(journals[member])
     entries[at] = Gave(gave.generation, gave.round, gave.source, 2 * gave.factor, gave.methods)
     head = whole[: len(whole) - sum(len(pack(e)) for e in journals[member])]
     path.write_bytes(head + b"".join(map(pack, entries)))
-    code, said = call(tmp_path, "replay", "run")
+    code, output = call(tmp_path, "replay", "run")
     assert code == 1
-    assert f"the weights differ from version {told} on" in said
-    assert "hint: a gradient must depend on weights and batch alone" in said
+    assert f"the weights differ from version {version} on" in output
+    assert "hint: a gradient must depend on weights and batch alone" in output
 
     path.unlink()
-    code, said = call(tmp_path, "replay", "run")
+    code, output = call(tmp_path, "replay", "run")
     assert code == 1
-    assert f"the journal of rank {member} lacks what it gave to round" in said
-    assert said.count("error: ") == 1
+    assert f"the journal of rank {member} lacks what it gave to round" in output
+    assert output.count("error: ") == 1
     shutil.rmtree(run / "record")
-    code, said = call(tmp_path, "replay", "run")
+    code, output = call(tmp_path, "replay", "run")
     assert code == 1
-    assert "run the job with --record" in said
+    assert "run the job with --record" in output
 
 
 def test_replay_refuses_a_run_whose_sums_were_rounded(tmp_path: Path) -> None:
@@ -256,42 +256,42 @@ def test_an_unsupported_replay_is_refused_before_the_script_starts(tmp_path: Pat
     here = {"command": [sys.executable, "-c", "print('started')"], "workingDir": str(tmp_path)}
     run = tmp_path / "run"
     run.mkdir()
-    for change, told in (
+    for change, problem in (
         ({}, "has no journals, which ranks write only where they are asked to"),
         ({"wire": "BFloat16"}, "gradients travelled as BFloat16"),
     ):
         (run / "job.json").write_text(json.dumps(job | here | change))
-        code, said = call(tmp_path, "replay", "run")
+        code, output = call(tmp_path, "replay", "run")
         assert code == 1
-        assert told in said
-        assert said.count("error: ") == 1
-        assert "Traceback" not in said
-        assert "started" not in said
+        assert problem in output
+        assert output.count("error: ") == 1
+        assert "Traceback" not in output
+        assert "started" not in output
 
 
 @pytest.mark.exhaustive
 def test_an_error_of_the_script_is_one_line_in_the_replay_output(tmp_path: Path) -> None:
     """Change the environment of the script, or let it fail before it calls `init()`."""
     record(tmp_path, backend="gloo", STOP="40")
-    code, said = call(tmp_path, "replay", "run", STOP="40", HIDDEN="none")
+    code, output = call(tmp_path, "replay", "run", STOP="40", HIDDEN="none")
     assert code == 1
-    assert "Traceback" not in said
-    assert "did not come to its end: ValueError: invalid literal for int()" in said
-    assert "hint: run it with the arguments, files and environment of the run" in said
+    assert "Traceback" not in output
+    assert "did not come to its end: ValueError: invalid literal for int()" in output
+    assert "hint: run it with the arguments, files and environment of the run" in output
     assert "Traceback" in (tmp_path / "run" / "replay.log").read_text()
     script = (tmp_path / "script.py").read_text()
     (tmp_path / "script.py").write_text(f"import os\nos.environ['NOT_THERE']\n{script}")
-    code, said = call(tmp_path, "replay", "run", STOP="40")
+    code, output = call(tmp_path, "replay", "run", STOP="40")
     assert code == 1
-    assert "Traceback" not in said
-    assert "did not come to its end: KeyError: 'NOT_THERE'" in said
+    assert "Traceback" not in output
+    assert "did not come to its end: KeyError: 'NOT_THERE'" in output
 
 
 def test_replay_detects_a_nondeterministic_script(tmp_path: Path) -> None:
     record(tmp_path, dropout="0.5")
-    code, said = call(tmp_path, "replay", "run")
+    code, output = call(tmp_path, "replay", "run")
     assert code == 1
-    assert "the weights differ from version 10 on" in said
+    assert "the weights differ from version 10 on" in output
 
 
 @pytest.mark.exhaustive

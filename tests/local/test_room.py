@@ -119,7 +119,7 @@ def test_more_ranks_than_the_listen_backlog_are_refused(
 @pytest.mark.processes
 def test_paceline_run_refuses_too_many_replicas_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(name="job", command="[nothing]", mark=""))
-    code, said = paceline(tmp_path, "run", "job.yaml", "--replicas", "300", "--run-dir", "r")
+    code, output = paceline(tmp_path, "run", "job.yaml", "--replicas", "300", "--run-dir", "r")
     assert code == EXIT_BAD_INPUT
-    assert said.startswith("error: spec.metrics.port: 9464 leaves 257 ports")
+    assert output.startswith("error: spec.metrics.port: 9464 leaves 257 ports")
     assert not (tmp_path / "r").exists()

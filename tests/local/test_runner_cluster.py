@@ -81,7 +81,7 @@ async def _follow(cluster: Cluster, client: Client) -> None:
             await asyncio.sleep(0.05)
 
 
-async def seen(client: Client, want: Callable[[Status], bool]) -> Status:
+async def wait_until(client: Client, want: Callable[[Status], bool]) -> Status:
     status, seq = None, None
     try:
         async with asyncio.timeout(WAIT_S):
@@ -113,13 +113,13 @@ def exists(pid: int) -> bool:
 
 def test_a_killed_agent_is_replaced_and_its_frozen_rank_ends_with_it(tmp_path: Path) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
-        status = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
+        status = await wait_until(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
         rank = living(status)[1, 0]
         # A stopped process cannot react to the end of its agent, so it must be killed.
         os.kill(rank, signal.SIGSTOP)
         agent = next(child for child in cluster.agents if child.name == "agent-1-0")
         agent.signal(signal.SIGKILL)
-        after = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 1)})
+        after = await wait_until(client, lambda s: set(living(s)) == {(0, 0), (1, 1)})
         assert not exists(rank)
         assert after.inventory > status.inventory
         dead = [rank for rank in after.ranks if rank.state is RankPhase.DEAD]
@@ -130,10 +130,10 @@ def test_a_killed_agent_is_replaced_and_its_frozen_rank_ends_with_it(tmp_path: P
 
 def test_a_restarted_coordinator_learns_the_ranks_and_the_inventory(tmp_path: Path) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
-        before = await seen(client, lambda s: len(living(s)) == 2 and s.inventory >= 2)
+        before = await wait_until(client, lambda s: len(living(s)) == 2 and s.inventory >= 2)
         ranks = living(before)
         cluster.kill_coordinator()
-        after = await seen(
+        after = await wait_until(
             client,
             lambda s: (
                 s.coordinator != before.coordinator
@@ -151,12 +151,12 @@ def test_scaling_up_starts_agents_and_scaling_down_asks_the_coordinator(
     tmp_path: Path,
 ) -> None:
     async def act(cluster: Cluster, client: Client) -> None:
-        await seen(client, lambda s: len(living(s)) == 2)
+        await wait_until(client, lambda s: len(living(s)) == 2)
         cluster.grow(1)
-        three = await seen(client, lambda s: len(living(s)) == 3)
+        three = await wait_until(client, lambda s: len(living(s)) == 3)
         assert (set(living(three)), three.replicas) == ({(0, 0), (1, 0), (2, 0)}, 3)
         cluster.scale(2)
-        status = await seen(client, lambda s: s.replicas == 2)
+        status = await wait_until(client, lambda s: s.replicas == 2)
         assert len(cluster.agents) == 3, "the runner itself ends nobody"
         assert any(happening.reason == "Draining" for happening in status.history)
 
@@ -173,10 +173,10 @@ def test_many_replicas_are_started_a_few_at_a_time(
     async def act(cluster: Cluster, client: Client) -> None:
         assert len(cluster.agents) == 1
         # The task that follows the coordinator may not have received this status yet.
-        cluster.heard(await seen(client, lambda s: len(living(s)) == 2))
+        cluster.heard(await wait_until(client, lambda s: len(living(s)) == 2))
         cluster.scale(3)
         assert len(cluster.agents) == 3, "the two before are up"
-        await seen(client, lambda s: len(living(s)) == 3)
+        await wait_until(client, lambda s: len(living(s)) == 3)
 
     with_cluster(tmp_path, act)
 
@@ -193,7 +193,7 @@ def test_an_agent_that_never_comes_up_does_not_block_the_others(
         # Only now, since a busy machine needs longer to come here.
         monkeypatch.setattr(cluster_module, "STARTING_NS", 10**9)
         cluster._start_missing()
-        await seen(client, lambda s: (1, 0) in living(s))
+        await wait_until(client, lambda s: (1, 0) in living(s))
 
     with_cluster(tmp_path, act)
 
@@ -210,7 +210,7 @@ def test_processes_of_an_ended_agent_are_not_reported_as_left_over(tmp_path: Pat
     """End the run while the processes of an agent are being reaped."""
 
     async def act(cluster: Cluster, client: Client) -> None:
-        await seen(client, lambda s: len(living(s)) == 2)
+        await wait_until(client, lambda s: len(living(s)) == 2)
         agents = cluster.agents
         for agent in agents:
             agent.signal(signal.SIGKILL)
@@ -226,13 +226,13 @@ def test_nothing_is_started_after_the_release(tmp_path: Path, away: str) -> None
     """Restart or stop the coordinator, which then does not know of the release (R17)."""
 
     async def act(cluster: Cluster, client: Client) -> None:
-        status = await seen(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
+        status = await wait_until(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
         cluster.heard(replace(status, stopping=True))
         coordinator = cluster._coordinator
         assert coordinator is not None
         if away == "killed":
             cluster.kill_coordinator()
-            await seen(client, lambda s: s.coordinator != status.coordinator)
+            await wait_until(client, lambda s: s.coordinator != status.coordinator)
         else:
             coordinator.signal(signal.SIGSTOP)
         agent = next(child for child in cluster.agents if child.name == "agent-1-0")

@@ -17,7 +17,7 @@ from paceline_api.status import RankPhase, RankStatus, Status
 pytestmark = pytest.mark.processes
 
 
-class Told:
+class FakeCluster:
     """Stands in for the cluster and records its calls."""
 
     def __init__(self) -> None:
@@ -46,43 +46,43 @@ def status(version: int, *pids: int, state: RankPhase = RankPhase.ACTIVE) -> Sta
     return Status(job="job", coordinator="a", procs=2, version=version, ranks=tuple(ranks))
 
 
-def injector(text: str) -> tuple[Injector, Told, list[str]]:
-    told, said = Told(), list[str]()
-    return Injector(parse_faults(text), told, said.append), told, said
+def injector(text: str) -> tuple[Injector, FakeCluster, list[str]]:
+    cluster, messages = FakeCluster(), list[str]()
+    return Injector(parse_faults(text), cluster, messages.append), cluster, messages
 
 
 def test_a_kill_is_injected_once_when_its_round_is_due(process: subprocess.Popen[bytes]) -> None:
-    faults, _, said = injector("kill:rank=2,at=round:5")
+    faults, _, messages = injector("kill:rank=2,at=round:5")
     faults.look(status(4, 0, 0, process.pid), 0)
     assert process.poll() is None
     faults.look(status(6, 0, 0, process.pid), 0)
     assert process.wait(60) == -signal.SIGKILL
-    assert said == ["injected kill:rank=2,at=round:5 at round 6"]
+    assert messages == ["injected kill:rank=2,at=round:5 at round 6"]
     # Its successor in the same place is not killed.
     faults.look(status(7, 0, 0, os.getpid()), 0)
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("state", [RankPhase.DEAD, RankPhase.FINISHED])
 def test_a_fault_waits_until_its_rank_is_alive(
     process: subprocess.Popen[bytes], state: RankPhase
 ) -> None:
-    faults, _, said = injector("kill:rank=0,at=round:1")
+    faults, _, messages = injector("kill:rank=0,at=round:1")
     faults.look(status(1, process.pid, state=state), 0)
     faults.look(status(1, 0), 0)
     assert process.poll() is None
-    assert said == []
+    assert messages == []
     faults.look(status(9, process.pid), 0)
     assert process.wait(60) == -signal.SIGKILL
 
 
 def test_an_injected_sigterm_goes_to_the_replica_like_an_eviction() -> None:
-    faults, told, said = injector("sigterm:rank=3,at=round:1;sigterm:rank=0,at=round:1")
+    faults, cluster, messages = injector("sigterm:rank=3,at=round:1;sigterm:rank=0,at=round:1")
     faults.look(status(1, 5, 6, 7, 8), 0)
-    assert told.calls == ["terminate 1", "terminate 0"]
-    assert len(said) == 1, "replica 0 has no agent now"
+    assert cluster.calls == ["terminate 1", "terminate 0"]
+    assert len(messages) == 1, "replica 0 has no agent now"
     faults.look(status(2, 5, 6, 7, 8), 0)
-    assert told.calls[2:] == ["terminate 0"]
+    assert cluster.calls[2:] == ["terminate 0"]
 
 
 def test_a_freeze_ends_after_its_duration(process: subprocess.Popen[bytes]) -> None:
@@ -103,9 +103,9 @@ def test_a_freeze_ends_after_its_duration(process: subprocess.Popen[bytes]) -> N
 
 def test_the_injector_leaves_faults_of_the_ranks_to_the_ranks() -> None:
     text = "join:at=round:3,n=2;coordinator-kill:at=round:4;slow:rank=0,ms=5;nan:rank=0,at=round:1"
-    faults, told, said = injector(text)
+    faults, cluster, messages = injector(text)
     faults.look(status(3), 0)
-    assert told.calls == ["grow 2"]
+    assert cluster.calls == ["grow 2"]
     faults.look(status(4), 0)
-    assert told.calls == ["grow 2", "kill coordinator"]
-    assert len(said) == 2
+    assert cluster.calls == ["grow 2", "kill coordinator"]
+    assert len(messages) == 2

@@ -193,10 +193,10 @@ def test_a_loopback_that_is_down_is_an_error_with_a_hint(monkeypatch: pytest.Mon
 
 def test_a_death_by_sigbus_hints_at_shared_memory() -> None:
     """Explain SIGBUS; seven ranks once died of it in turn, and nothing said why."""
-    told = how_it_ended(-7)
-    assert "signal 7 (SIGBUS)" in told
-    assert "/dev/shm" in told
-    assert "--shm-size" in told
+    reason = how_it_ended(-7)
+    assert "signal 7 (SIGBUS)" in reason
+    assert "/dev/shm" in reason
+    assert "--shm-size" in reason
     assert "/dev/shm" not in how_it_ended(-11)
 
 
@@ -207,10 +207,10 @@ def test_validate_warns_about_a_missing_script(
     file = tmp_path / "job.yaml"
     file.write_text(JOB.format(name="job", command="[python, train.py]", mark=""))
     assert validate(file, [], None, where=Where()) == 0
-    said = capsys.readouterr()
-    assert "job job is valid" in said.out
-    assert f"train.py is not in {tmp_path}" in said.err
-    assert "in the image" in said.err
+    captured = capsys.readouterr()
+    assert "job job is valid" in captured.out
+    assert f"train.py is not in {tmp_path}" in captured.err
+    assert "in the image" in captured.err
     (tmp_path / "train.py").touch()
     assert validate(file, [], None, where=Where()) == 0
     assert capsys.readouterr().err == ""

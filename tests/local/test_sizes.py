@@ -19,8 +19,8 @@ def finished(folder: Path, *options: str) -> dict[str, Any]:
     """Return the last status of a run with three replicas."""
     (folder / "train.py").write_text(even_steps(2400, together=3))
     words = ("--set=spec.replicas=3", "--run-dir=run", *options)
-    code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
-    assert code == 0, said
+    code, output = ForkedRun(folder, "[python, train.py]", *words).wait()
+    assert code == 0, output
     status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
     assert status["log"]["epochs_exact"] == 1, "each sample counts once"
     return status

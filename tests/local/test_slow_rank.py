@@ -24,8 +24,8 @@ def test_a_slow_rank_is_restarted_once_and_shadow_reports_its_cost(tmp_path: Pat
         '--set=spec.straggler.respond=["RestartInPlace"]',
         "--run-dir=run",
     ]
-    code, said = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
-    assert code == 0, said
+    code, output = ForkedRun(tmp_path, "[python, train.py]", *options).wait()
+    assert code == 0, output
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     named = [h["message"] for h in status["happenings"] if h["reason"] == "RankSlow"]
     assert any("1.0#0" in message for message in named), named
@@ -38,11 +38,11 @@ def test_a_slow_rank_is_restarted_once_and_shadow_reports_its_cost(tmp_path: Pat
     assert [1, 0, 1] in [rank["member"] for rank in status["ranks"]]
     assert status["restarts"] == len(died)
     assert status["transport_why"].startswith(status["transport"]), status["transport_why"]
-    summary = said[said.index("stragglers") :]
+    summary = output[output.index("stragglers") :]
     assert re.search(r"rank 1 .*RestartInPlace", summary), summary
     shadow = status["log"]["shadow"]
     saved_s = shadow["saved_s"]["Solo"]
     assert shadow["saved_s"]["Quorum"] == saved_s > 0.5 * shadow["waited_s"] > 0
     assert shadow["late"]["Solo"] > 0
-    assert f"{saved_s:.1f} s" in said
+    assert f"{saved_s:.1f} s" in output
     assert status["log"]["epochs_exact"] == 1

@@ -48,9 +48,9 @@ def run(
     (folder / "train.py").write_text(SCRIPT.format(loop=loop))
     words = [f"--set=spec.collective.mode={mode}", "--run-dir=run", *KILL_AND_JOIN]
     words.append(f"--set=spec.collective.pipeline={pipeline}")
-    code, said = ForkedRun(folder, "[python, train.py]", *words).wait()
+    code, output = ForkedRun(folder, "[python, train.py]", *words).wait()
     status: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
-    return code, said, status
+    return code, output, status
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def run(
 def test_a_job_makes_its_number_of_steps_despite_a_kill_and_a_join(
     tmp_path: Path, mode: str, pipeline: int
 ) -> None:
-    code, said, status = run(tmp_path, COUNTED, mode, pipeline=pipeline)
-    assert code == 0, said
-    assert joined(said) == {"1.0#1", "2.0#0"}
-    through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", said)
-    assert len(through) == 3, said
+    code, output, status = run(tmp_path, COUNTED, mode, pipeline=pipeline)
+    assert code == 0, output
+    assert joined(output) == {"1.0#1", "2.0#0"}
+    through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", output)
+    assert len(through) == 3, output
     [end] = {int(step) for _, step, _ in through}
     assert end == STEPS or (mode == "Solo" and end > STEPS)
     assert [publishes for *_, publishes in through].count("True") == 1
@@ -72,7 +72,7 @@ def test_a_job_makes_its_number_of_steps_despite_a_kill_and_a_join(
     if mode == "Full":
         assert status["log"]["updates"] == STEPS
         # Two ranks start at step 0; the successor of the killed one and the joiner start later.
-        first = sorted(int(step) for step in re.findall(r"FIRST (\d+)", said))
+        first = sorted(int(step) for step in re.findall(r"FIRST (\d+)", output))
         assert first[:2] == [0, 0]
         assert all(50 <= step < STEPS for step in first[2:])
         assert len(first) <= 4  # a joiner may still be receiving the state at the last step
@@ -80,11 +80,11 @@ def test_a_job_makes_its_number_of_steps_despite_a_kill_and_a_join(
 
 @pytest.mark.exhaustive
 def test_a_loop_without_pl_steps_starts_over_and_is_reported(tmp_path: Path) -> None:
-    code, said, _ = run(tmp_path, UNCOUNTED, "Full")
-    assert code == 0, said
-    assert "ScriptStartsOver: the script feeds itself and says no number of steps" in said
-    assert "pl.steps(N)" in said
-    assert "this rank begins its loop at the first step, and the job has made" in said
+    code, output, _ = run(tmp_path, UNCOUNTED, "Full")
+    assert code == 0, output
+    assert "ScriptStartsOver: the script feeds itself and says no number of steps" in output
+    assert "pl.steps(N)" in output
+    assert "this rank begins its loop at the first step, and the job has made" in output
 
 
 OWN_COUNT = """\
@@ -106,10 +106,10 @@ def test_a_script_that_counts_its_own_steps_ends_the_job_with_pl_stop(
     """
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=OWN_COUNT).replace(WAITS, "while False:"))
     words = (f"--set=spec.collective.mode={mode}", "--run-dir=run")
-    code, said = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
-    assert code == 0, said
-    assert said.count("ENDS") == 2
-    through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", said)
+    code, output = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
+    assert code == 0, output
+    assert output.count("ENDS") == 2
+    through = re.findall(r"THROUGH (\d+) (\d+) (\w+)", output)
     assert len({step for _, step, _ in through}) == 1
     assert [publishes for *_, publishes in through].count("True") == 1
     assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"]["complete"]
@@ -119,7 +119,7 @@ def test_pl_stop_on_one_rank_ends_the_scripts_of_the_others(tmp_path: Path) -> N
     """Loop forever on the other rank: its script ends there, and nothing fails."""
     loop = "while True:\n    made == 20 and pl.rank() == 0 and (pl.stop(), exit())"
     (tmp_path / "train.py").write_text(SCRIPT.format(loop=loop).replace(WAITS, "while False:"))
-    code, said = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=run").wait()
-    assert code == 0, said
-    assert "another rank has ended the job with pl.stop()" in said
-    assert "THROUGH" not in said
+    code, output = ForkedRun(tmp_path, "[python, train.py]", "--run-dir=run").wait()
+    assert code == 0, output
+    assert "another rank has ended the job with pl.stop()" in output
+    assert "THROUGH" not in output

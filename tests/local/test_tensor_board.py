@@ -32,14 +32,14 @@ pl.finish()
 
 def events(folder: Path) -> dict[int, float]:
     """Return the value of the figure by round, from all event files in their order."""
-    found: dict[int, float] = {}
+    by_round: dict[int, float] = {}
     for file in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
         reader = EventAccumulator(str(file), size_guidance={"scalars": 0})
         reader.Reload()
         for event in reader.Scalars("rank"):
-            assert event.step not in found, "two ranks wrote one round"
-            found[event.step] = event.value
-    return found
+            assert event.step not in by_round, "two ranks wrote one round"
+            by_round[event.step] = event.value
+    return by_round
 
 
 def test_the_job_writes_the_means_over_all_ranks_although_the_writer_dies(tmp_path: Path) -> None:
@@ -47,23 +47,23 @@ def test_the_job_writes_the_means_over_all_ranks_although_the_writer_dies(tmp_pa
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["--set=spec.logging.tensorBoard=events", "--run-dir=run"]
     words += ["--inject=kill:rank=0,at=round:40"]
-    code, said = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
-    assert code == 0, said
-    found = events(tmp_path / "events")
-    means = {round(value, 4) for value in found.values()}
+    code, output = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
+    assert code == 0, output
+    by_round = events(tmp_path / "events")
+    means = {round(value, 4) for value in by_round.values()}
     assert 16.6667 in means, "(10 x 1 + 20 x 2) / 3, of both ranks"
     assert means <= {16.6667, 10.0, 20.0}, "or of one, while the other is away"
     assert len(list((tmp_path / "events").iterdir())) >= 2
     # A killed writer takes the seconds with it that were not in its file yet.
-    assert STEPS - 1 in found, "the last round"
-    assert len(found) >= STEPS // 2
+    assert STEPS - 1 in by_round, "the last round"
+    assert len(by_round) >= STEPS // 2
 
 
 def test_a_folder_that_cannot_be_written_is_reported_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "events").write_text("a file")
     words = ["--set=spec.logging.tensorBoard=events", "--run-dir=run"]
-    code, said = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
-    assert code == 0, said
-    assert "spec.logging.tensorBoard: " in said
-    assert f"the figures of {STEPS} rounds are missing" in said
+    code, output = ForkedRun(tmp_path, "[python, train.py]", *words).wait()
+    assert code == 0, output
+    assert "spec.logging.tensorBoard: " in output
+    assert f"the figures of {STEPS} rounds are missing" in output

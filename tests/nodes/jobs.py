@@ -124,8 +124,8 @@ class Job:
     def pods(self, role: str = "worker") -> list[Json]:
         """Return all pods by slot and attempt, including ended and terminating ones."""
         labels = f"paceline.dev/job-name={self.name},paceline.dev/role={role}"
-        found = self.api.items(self.pods_path, labels=labels)
-        return sorted(found, key=lambda pod: place_of(pod))
+        pods = self.api.items(self.pods_path, labels=labels)
+        return sorted(pods, key=lambda pod: place_of(pod))
 
     def workers(self) -> list[Json]:
         """Return the worker pods that are neither ended nor terminating."""
@@ -138,13 +138,13 @@ class Job:
 
     def events(self) -> list[tuple[str, str]]:
         """Return (reason, message) of each Event of the job, the oldest first."""
-        found = [
+        events = [
             event
             for event in self.api.items(f"/api/v1/namespaces/{self.namespace}/events")
             if event["involvedObject"].get("uid") == self.uid
         ]
-        found.sort(key=lambda event: str(event["metadata"]["creationTimestamp"]))
-        return [(event["reason"], event["message"]) for event in found]
+        events.sort(key=lambda event: str(event["metadata"]["creationTimestamp"]))
+        return [(event["reason"], event["message"]) for event in events]
 
     @property
     def uid(self) -> str:
@@ -189,10 +189,10 @@ class Job:
         return self.condition(kind)
 
     def wait_event(self, reason: str, timeout_s: float = CHANGE_S) -> str:
-        def told() -> bool:
+        def exists() -> bool:
             return any(one == reason for one, _ in self.events())
 
-        self.until(told, timeout_s, f"told of {reason}")
+        self.until(exists, timeout_s, f"told of {reason}")
         return next(message for one, message in self.events() if one == reason)
 
     def until(self, true: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -233,8 +233,8 @@ class Job:
         assert all(r["ballast"] == [SAMPLES * self.epochs] * 2 for r in results), results
         counts = [result["seen"] for result in results if result["seen"] is not None]
         assert len(counts) == 1 or not publisher_stays, results
-        for seen in counts:
-            assert set(seen) == {self.epochs}, f"samples lost or doubled: {Counter(seen)}"
+        for samples in counts:
+            assert set(samples) == {self.epochs}, f"samples lost or doubled: {Counter(samples)}"
         ledger = self.watcher.ledger
         assert ledger["epochs_exact"] == self.epochs, ledger
         assert not ledger["samples_dropped"], ledger
@@ -312,11 +312,11 @@ def is_active(pod: Json) -> bool:
 
 def containers(pods: list[Json]) -> dict[str, tuple[str, int]]:
     """Return (container, restarts) by pod; equal results mean that nothing was restarted."""
-    found = {}
+    states = {}
     for pod in pods:
         (status,) = pod["status"]["containerStatuses"]
-        found[pod["metadata"]["name"]] = (
+        states[pod["metadata"]["name"]] = (
             str(status.get("containerID")),
             int(status.get("restartCount", 0)),
         )
-    return found
+    return states

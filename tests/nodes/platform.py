@@ -61,22 +61,22 @@ class Platform:
     # ---- the operator -----------------------------------------------------------------------
 
     def operator_pods(self) -> list[Json]:
-        found = self.api.items(
+        pods = self.api.items(
             f"/api/v1/namespaces/{SYSTEM}/pods", labels="app.kubernetes.io/component=operator"
         )
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def operator_logs(self) -> str:
         """Return the logs of all operator pods; a pod on an unreachable node has none to show."""
-        path, told = f"/api/v1/namespaces/{SYSTEM}/pods", []
+        path, logs = f"/api/v1/namespaces/{SYSTEM}/pods", []
         for pod in self.api.items(path, labels="app.kubernetes.io/component=operator"):
             name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "nowhere")
             try:
                 text = self.api.text(f"{path}/{name}/log?tailLines=400")
             except ApiError as error:
                 text = f"no log: {error}"
-            told.append(f"---- {name} on {node}\n{text}")
-        return "\n".join(told)
+            logs.append(f"---- {name} on {node}\n{text}")
+        return "\n".join(logs)
 
     def scale_operator(self, replicas: int) -> None:
         """Scale the operator, and wait until all its pods are ready or none is left."""

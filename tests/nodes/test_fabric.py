@@ -37,8 +37,8 @@ def test_pods_get_the_profile_and_preflight_fails_without_rdma(
         job.wait_trains(2)
         (name, _) = (pod["metadata"]["name"] for pod in job.workers())
         script = "grep CapEff /proc/self/status; echo $NCCL_IB_HCA"
-        found, variable = job.kubectl("exec", name, "--", "sh", "-c", script).splitlines()
-        assert int(found.split()[1], 16) == IPC_LOCK
+        capabilities, variable = job.kubectl("exec", name, "--", "sh", "-c", script).splitlines()
+        assert int(capabilities.split()[1], 16) == IPC_LOCK
         assert variable == "mlx5"
         job.wait_condition("Failed", CHANGE_S, "PreflightFailed")
     finally:

@@ -25,11 +25,11 @@ def test_digits_trains_on_both_nodes(platform: Platform, new_job: NewJob) -> Non
     manifest["spec"]["template"]["spec"]["containers"][0]["workingDir"] = str(DIGITS)
     job = new_job("digits")
     job.apply_file(manifest)
-    said = job.kubectl(
+    output = job.kubectl(
         "wait", "--for=condition=Complete", "trainingjob/digits", f"--timeout={int(START_S)}s",
         timeout_s=START_S + 10,
     )  # fmt: skip
-    assert "condition met" in said
+    assert "condition met" in output
     assert {pod["spec"]["nodeName"] for pod in job.pods()} == {"node1", "node2"}
     logs = [job.kubectl("logs", pod["metadata"]["name"]) for pod in job.pods()]
     (accuracy,) = re.findall(r"final accuracy ([0-9.]+)", "\n".join(logs))

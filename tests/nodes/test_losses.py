@@ -112,8 +112,8 @@ def test_no_sample_counts_twice_while_a_node_is_not_ready(
 
 
 def wait_ready(platform: Platform, node: Node, status: str) -> None:
-    def ready(found: Json) -> bool:
-        conditions = found["status"]["conditions"]
+    def ready(body: Json) -> bool:
+        conditions = body["status"]["conditions"]
         return any(c["type"] == "Ready" and c["status"] == status for c in conditions)
 
     platform.api.wait(f"/api/v1/nodes/{node.name}", ready, NOT_READY_S, f"Ready={status}")

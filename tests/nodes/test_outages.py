@@ -52,12 +52,12 @@ def test_a_job_finishes_while_the_operator_is_down(platform: Platform, new_job: 
 
 def watches_of_jobs(platform: Platform) -> int:
     """Return how many watches of TrainingJobs the API server is serving."""
-    found = 0.0
+    count = 0.0
     for line in platform.kubectl("get", "--raw", "/metrics").splitlines():
         served = line.startswith("apiserver_longrunning_requests{")
         if served and 'resource="trainingjobs"' in line and 'verb="WATCH"' in line:
-            found += float(line.rpartition(" ")[2])
-    return int(found)
+            count += float(line.rpartition(" ")[2])
+    return int(count)
 
 
 def test_training_and_watching_commands_survive_an_api_server_outage(
@@ -90,13 +90,13 @@ def test_training_and_watching_commands_survive_an_api_server_outage(
     version = job.watcher.version
     job.kubectl("scale", "tj/job", "--replicas=3")
     job.wait_trains(3)
-    job.wait(lambda found: found["status"]["round"] >= version, CHANGE_S, "caught up")
+    job.wait(lambda body: body["status"]["round"] >= version, CHANGE_S, "caught up")
     assert before.items() <= containers(job.workers()).items(), "a container was restarted"
     job.finish(nodes_in_touch=False)
     for one in (watched, followed, waited):
         assert one.end() == 0, one.lines[-5:]
-        for said in ("does not answer", "answers again"):
-            assert sum(said in line for line in one.lines) == 1, one.lines
+        for text in ("does not answer", "answers again"):
+            assert sum(text in line for line in one.lines) == 1, one.lines
     assert watched.lines[-1].startswith("Complete")
     assert waited.lines[-1].startswith("job job: Complete")
     results = [line for line in followed.lines if "RESULT " in line]

@@ -114,8 +114,8 @@ def test_a_job_is_degraded_while_a_quota_blocks_a_replacement(
     platform.api.create(quotas, quota)
     platform.api.wait(f"{quotas}/small", lambda q: "used" in q.get("status", {}), 30)
     job.kubectl("delete", "pod", "job-1-1", "--wait=false")
-    told = job.wait_condition("Degraded", CHANGE_S, "QuotaExceeded")
-    assert "exceeded quota: small" in told["message"]
+    condition = job.wait_condition("Degraded", CHANGE_S, "QuotaExceeded")
+    assert "exceeded quota: small" in condition["message"]
     job.wait_rounds(5)  # the other rank trains on
     platform.api.patch(f"{quotas}/small", {"spec": {"hard": {"pods": "9"}}})
     job.wait_trains(2)

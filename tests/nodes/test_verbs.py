@@ -61,10 +61,10 @@ class OnNodes(conformance.Place):
         self.terminal = terminal_of(kubeconfig)
 
     def manifest(self, **spec: Any) -> dict[str, Any]:
-        found = super().manifest(**spec)
-        (container,) = found["spec"]["template"]["spec"]["containers"]
+        manifest = super().manifest(**spec)
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
         container["workingDir"] = str(self.folder)
-        return on_these_nodes(found, self.folder)
+        return on_these_nodes(manifest, self.folder)
 
     def kill(self, rank: int) -> None:
         pods = [pod["metadata"]["name"] for pod in self._job.workers()]
@@ -101,7 +101,7 @@ def test_the_view_role_reads_jobs_and_changes_nothing(platform: Platform, new_jo
     say.call("events", "job")
     changes = (["scale", "job", "--replicas", "2"], ["suspend", "job"], ["delete", "job"])
     for words in (*changes, ["report", "job"]):
-        said = say.call(*words, code=2)
-        assert 'User "guest" cannot' in said
-        assert "role `edit`" in said
+        output = say.call(*words, code=2)
+        assert 'User "guest" cannot' in output
+        assert "role `edit`" in output
     job.finish()

@@ -52,8 +52,8 @@ class Watcher:
 
     @property
     def ledger(self) -> Json:
-        found: Json = self.last.get("log", {})
-        return found
+        log: Json = self.last.get("log", {})
+        return log
 
     @property
     def pids(self) -> dict[str, int]:
@@ -103,9 +103,9 @@ class Watcher:
         if uid != self._uid:
             # No pod has the operator's certificate: derive it, as the operator does.
             path = f"/api/v1/namespaces/{SYSTEM}/secrets/{OPERATOR_KEY}"
-            found = [base64.b64decode(v) for v in api.get(path)["data"].values()]
+            secrets = [base64.b64decode(v) for v in api.get(path)["data"].values()]
             used = pod["metadata"]["annotations"][NOTE_KEY]
-            (keys,) = (job_keys(key, uid) for key in found if key_id(key) == used)
+            (keys,) = (job_keys(key, uid) for key in secrets if key_id(key) == used)
             self._tls = operator_context(keys)
             self._token, self._uid = keys.operator_token, uid
         self._address = pod["status"]["podIP"]
@@ -121,5 +121,5 @@ class Watcher:
             answer = connection.getresponse()
             if answer.status != http.client.OK:
                 raise LookupError(answer.read())
-            found: Json = json.loads(answer.read())
-            return found
+            status: Json = json.loads(answer.read())
+            return status

@@ -38,8 +38,8 @@ def change(world: World, **spec: Any) -> None:
 
 
 def status(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, "digits")["status"]
-    return found
+    current: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, "digits")["status"]
+    return current
 
 
 def failed(world: World) -> dict[str, Any] | None:
@@ -54,11 +54,11 @@ def test_a_job_that_never_starts_fails_at_its_deadline(
     world.settle(LIMIT_S - 30, step_s=10)
     assert failed(world) is None
     world.settle(60, step_s=10)
-    found = failed(world)
-    assert found is not None
-    assert found["reason"] == "DeadlineExceeded"
-    assert f"{LIMIT_S} s" in found["message"]
-    assert "did not train in this time: " in found["message"]
+    condition = failed(world)
+    assert condition is not None
+    assert condition["reason"] == "DeadlineExceeded"
+    assert f"{LIMIT_S} s" in condition["message"]
+    assert "did not train in this time: " in condition["message"]
     assert world.pods() == [], "no pod waits for a job that is over"
 
 
@@ -74,10 +74,10 @@ def test_the_time_of_a_suspension_does_not_count(world: World) -> None:
     assert failed(world) is None, "it began anew when the job was resumed"
     assert status(world)["state"] == "Training"
     world.settle(90, step_s=10)
-    found = failed(world)
-    assert found is not None
-    assert found["reason"] == "DeadlineExceeded"
-    assert "did not train" not in found["message"]
+    condition = failed(world)
+    assert condition is not None
+    assert condition["reason"] == "DeadlineExceeded"
+    assert "did not train" not in condition["message"]
 
 
 def test_a_job_created_suspended_has_all_its_time_when_it_starts(world: World) -> None:

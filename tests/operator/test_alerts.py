@@ -103,7 +103,7 @@ TROUBLE: dict[str, dict[str, str]] = {
 }
 
 
-def told(series: dict[str, str]) -> dict[str, Any]:
+def reported(series: dict[str, str]) -> dict[str, Any]:
     """Return what Prometheus reports after 70 minutes of these series."""
     exported, lines = known.known(), [f"load {STEP_S}s"]
     for name, values in series.items():
@@ -132,7 +132,7 @@ def test_rules_use_exported_metrics_only() -> None:
 
 
 def test_no_alert_fires_for_healthy_jobs() -> None:
-    assert told(QUIET)["firing"] == []
+    assert reported(QUIET)["firing"] == []
 
 
 @pytest.mark.parametrize("reason", sorted(set(DropReason) - {DropReason.NONFINITE}))
@@ -149,7 +149,7 @@ def test_each_reason_to_drop_samples_is_alerted_and_explained(reason: str) -> No
 
 @pytest.mark.parametrize("alert", TROUBLE)
 def test_each_alert_fires_alone_with_complete_texts(alert: str) -> None:
-    firing = told(QUIET | TROUBLE[alert])["firing"]
+    firing = reported(QUIET | TROUBLE[alert])["firing"]
     assert {each["alertname"] for each in firing} == {alert}
     for each in firing:
         texts = [text for name, text in each.items() if name.startswith("annotation:")]

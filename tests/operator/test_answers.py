@@ -103,12 +103,12 @@ def test_a_hostile_answer_is_refused_with_little_memory(name: str) -> None:
     assert len(raw) <= ONE_POD.bytes, "the driver would not have read it"
     tracemalloc.start()
     try:
-        with pytest.raises(AnswerError) as found:
+        with pytest.raises(AnswerError) as error:
             read_coordinator_status(raw, ONE_POD)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert found.value.refused is refused, found.value
+    assert error.value.refused is refused, error.value
     assert most < 8 * len(raw) + 2**20
 
 
@@ -175,21 +175,21 @@ def test_a_complete_honest_answer_is_accepted(ranks: int) -> None:
     limits = StatusLimits.of(ranks, 1)
     raw = msgspec.json.encode(honest(ranks))
     assert len(raw) <= limits.bytes
-    found = read_coordinator_status(raw, limits)
-    assert len(found.ranks) == ranks
-    assert found.membership == "3.12"
-    assert found.log.shares[str(found.ranks[-1].member)] == 0.98765
-    assert found.outcome is not None
-    assert found.outcome.message.startswith("Traceback")
-    assert found.log.round_s is None, "infinite"
+    status = read_coordinator_status(raw, limits)
+    assert len(status.ranks) == ranks
+    assert status.membership == "3.12"
+    assert status.log.shares[str(status.ranks[-1].member)] == 0.98765
+    assert status.outcome is not None
+    assert status.outcome.message.startswith("Traceback")
+    assert status.log.round_s is None, "infinite"
 
 
 def test_large_figures_are_clamped() -> None:
     facts = {"step_seconds": 1e308, "lag_seconds": -1e308}
     log = {"progress": 1e308, "left_s": -1e308, "round_s": 1e308, "avoided_s": 1e308}
-    found = read({"log": log, "ranks": [{"member": [1, 0, 1000], "facts": facts}]})
-    (rank,) = found.ranks
-    numbers = [found.log.progress, found.log.left_s, found.log.round_s, found.log.avoided_s]
+    status = read({"log": log, "ranks": [{"member": [1, 0, 1000], "facts": facts}]})
+    (rank,) = status.ranks
+    numbers = [status.log.progress, status.log.left_s, status.log.round_s, status.log.avoided_s]
     numbers += [rank.step_s, rank.lag_s]
     assert all(number is not None and abs(number) == 2**53 for number in numbers)
 
@@ -197,15 +197,15 @@ def test_large_figures_are_clamped() -> None:
 def test_figures_that_no_decision_reads_are_dropped() -> None:
     facts = {"gradient_square": 1e300, "step_seconds": 0.5, "carried.mpi": 3.0}
     log = {"metrics": {"loss": 1e300}, "samples_applied": 5}
-    found = read({"log": log, "ranks": [{"member": [1, 0, 1000], "facts": facts, "host": "n"}]})
-    assert found.ranks == (RankStatus(MemberId(1, 0, 1000), facts={"step_seconds": 0.5}),)
-    assert found.log == LogStatus()
+    status = read({"log": log, "ranks": [{"member": [1, 0, 1000], "facts": facts, "host": "n"}]})
+    assert status.ranks == (RankStatus(MemberId(1, 0, 1000), facts={"step_seconds": 0.5}),)
+    assert status.log == LogStatus()
 
 
 @pytest.mark.parametrize("state", ["warming-up", "x" * 10**5])
 def test_a_phase_of_a_newer_release_counts_as_joining(state: str) -> None:
-    found = read({"ranks": [{"member": [1, 0, 1000], "state": state, "carrier": state}]})
-    assert (found.ranks[0].state, found.ranks[0].carrier) == (RankPhase.JOINING, Network.UNKNOWN)
+    status = read({"ranks": [{"member": [1, 0, 1000], "state": state, "carrier": state}]})
+    assert (status.ranks[0].state, status.ranks[0].carrier) == (RankPhase.JOINING, Network.UNKNOWN)
 
 
 @pytest.mark.long
@@ -214,11 +214,11 @@ def test_history_and_texts_are_truncated() -> None:
     happened = [{"seq": n, "reason": reason, "message": "m" * 10**5} for n in range(1000)]
     conditions = [{"type": f"t{n}", "message": "m" * 10**5} for n in range(1000)]
     ranks = [{"member": [0, 0, 1000], "why": "w" * 10**5}]
-    found = read({"happenings": happened, "conditions": conditions, "ranks": ranks})
-    assert [h.seq for h in found.history] == list(range(1000 - 256, 1000)), "the latest"
-    assert len(found.conditions) == 16
-    texts = [h.message for h in found.history] + [rank.why for rank in found.ranks]
-    texts += [one.reason + one.message for one in found.conditions]
+    status = read({"happenings": happened, "conditions": conditions, "ranks": ranks})
+    assert [h.seq for h in status.history] == list(range(1000 - 256, 1000)), "the latest"
+    assert len(status.conditions) == 16
+    texts = [h.message for h in status.history] + [rank.why for rank in status.ranks]
+    texts += [one.reason + one.message for one in status.conditions]
     assert max(map(len, texts)) < 4_000
 
 
@@ -226,9 +226,9 @@ def test_only_reported_kinds_of_happenings_are_kept() -> None:
     """The whole history of a long job would be larger than all other data of the operator."""
     reasons = ["Draining", "ResumedFromCheckpoint", "RankDied", "BatchSkipped"]
     happened = [{"seq": n, "reason": each, "message": "m"} for n, each in enumerate(reasons)]
-    found = read({"happenings": happened})
+    status = read({"happenings": happened})
     resumed, skipped = Reason.RESUMED_FROM_CHECKPOINT, Reason.BATCH_SKIPPED
-    assert found.history == (
+    assert status.history == (
         HistoryEntry(1, reason=resumed, message="m"),
         HistoryEntry(3, reason=skipped, message="m"),
     )
@@ -237,7 +237,7 @@ def test_only_reported_kinds_of_happenings_are_kept() -> None:
 def test_missing_and_unknown_fields_of_other_releases_are_accepted() -> None:
     assert read({}).has_targets
     assert read({}).carrier is None
-    found = read(
+    status = read(
         {"seq": 4, "new": {"deep": [[1], {"a": [2]}]}, "ranks": [{"member": [1, 0, 2000]}]}
     )
-    assert (found.seq, found.ranks[0].pod) == (4, (1, 2))
+    assert (status.seq, status.ranks[0].pod) == (4, (1, 2))

@@ -17,10 +17,10 @@ from paceline_operator.metrics import OperatorMetrics
 
 async def answered(rate: Rate | None, requests: int) -> tuple[list[str], float, float]:
     """Send requests at once; return the order of arrival, the seconds, and the counted waits."""
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
-        seen.append(request.path)
+        paths.append(request.path)
         return web.json_response({})
 
     app = web.Application()
@@ -38,21 +38,21 @@ async def answered(rate: Rate | None, requests: int) -> tuple[list[str], float, 
     finally:
         await runner.cleanup()
     waited = metrics.registry.get_sample_value("paceline_operator_throttled_seconds_total")
-    return seen, took_s, waited or 0.0
+    return paths, took_s, waited or 0.0
 
 
 @pytest.mark.long
 def test_requests_above_the_limit_wait_in_order_and_the_wait_is_counted() -> None:
-    seen, took_s, waited_s = asyncio.run(answered(Rate(per_s=20.0, burst=2.0), 8))
+    paths, took_s, waited_s = asyncio.run(answered(Rate(per_s=20.0, burst=2.0), 8))
     assert took_s >= 6 / 20.0, "six of eight wait for a twentieth of a second each"
     # All at once they would wait for 1/20, 2/20, ... 6/20 s; on a busy machine they come later.
     assert 0.0 < waited_s <= sum(n / 20.0 for n in range(1, 7)) + 1e-9
-    assert seen[2:] == [f"/{n}" for n in range(2, 8)]
+    assert paths[2:] == [f"/{n}" for n in range(2, 8)]
 
 
 def test_without_a_limit_no_request_waits() -> None:
-    seen, _, waited_s = asyncio.run(answered(None, 50))
-    assert (len(seen), waited_s) == (50, 0.0)
+    paths, _, waited_s = asyncio.run(answered(None, 50))
+    assert (len(paths), waited_s) == (50, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def asked(world: World) -> list[str]:
 
 
 def status(world: World) -> dict[str, Any]:
-    found: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, "digits").get("status", {})
-    return found
+    current: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, "digits").get("status", {})
+    return current
 
 
 def test_a_job_without_a_budget_sends_no_request_for_it(world: World) -> None:

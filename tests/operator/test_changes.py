@@ -116,9 +116,9 @@ def test_pods_of_a_running_job_share_its_first_job_file() -> None:
     scaled = job_of(stored(started), replicas=4, collective={"mode": "Full"})
     assert file_id(scaled) != file_id(started)
     notes = {NOTE_FILE: file_id(started), NOTE_REVISION: started.revision}
-    seen = training(2)
-    seen = replace(seen, pods=tuple(replace(pod, notes=notes) for pod in seen.pods))
-    made = reconcile(scaled, seen, NOW)
+    observed = training(2)
+    observed = replace(observed, pods=tuple(replace(pod, notes=notes) for pod in observed.pods))
+    made = reconcile(scaled, observed, NOW)
     assert [new.manifest["metadata"]["annotations"][NOTE_FILE] for new in made.workers] == [
         file_id(started)
     ] * 2
@@ -138,15 +138,15 @@ def test_the_coordinator_of_a_running_job_is_sent_what_acts_at_once(path: str) -
     first, second = before_and_after(path)
     assert ACTS[path] is Acts.AT_ONCE
     assert first.settings is not None
-    seen = training(2)
-    assert seen.coordinator is not None
+    observed = training(2)
+    assert observed.coordinator is not None
     has = msgspec.structs.replace(
-        seen.coordinator,
+        observed.coordinator,
         membership_settings=MembershipSettings.of(first.settings).id,
         settings=msgspec.to_builtins(RoundSettings.of(first.settings.collective)),
     )
-    assert reconcile(first, replace(seen, coordinator=has), NOW).targets is None
-    sent = reconcile(second, replace(seen, coordinator=has), NOW).targets
+    assert reconcile(first, replace(observed, coordinator=has), NOW).targets is None
+    sent = reconcile(second, replace(observed, coordinator=has), NOW).targets
     assert sent is not None
     assert set(sent) == ({"settings"} if path in OF_ROUNDS else {"membership", "membership_id"})
 
@@ -232,7 +232,7 @@ def test_an_unchanged_job_is_never_stopped_for_its_revision() -> None:
     """A pod of an earlier release has no annotation; it is no reason to stop."""
     job = job_of(dict(RUNNING))
     for notes in ({}, {NOTE_REVISION: job.revision}):
-        seen = training(2)
-        seen = replace(seen, pods=tuple(replace(pod, notes=notes) for pod in seen.pods))
-        assert reconcile(job, seen, NOW).delete == ()
+        observed = training(2)
+        observed = replace(observed, pods=tuple(replace(pod, notes=notes) for pod in observed.pods))
+        assert reconcile(job, observed, NOW).delete == ()
     assert reconcile(job, Observed(), NOW).delete == ()

@@ -35,7 +35,7 @@ def helm(*words: str) -> str:
 
 def rendered(*options: str) -> list[dict[str, Any]]:
     text = helm("template", "x", str(CHARTS / "paceline"), "-n", "sys", *options)
-    return [found for found in yaml.load_all(text, yaml.CSafeLoader) if found]
+    return [body for body in yaml.load_all(text, yaml.CSafeLoader) if body]
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -73,14 +73,14 @@ def test_helm_lint_finds_no_fault(chart: str) -> None:
 
 
 def test_the_chart_ships_the_generated_definitions() -> None:
-    found = {
+    crds = {
         crd["spec"]["names"]["plural"]: crd
         for crd in yaml.load_all(
             helm("template", "x", str(CHARTS / "paceline-crds")), yaml.CSafeLoader
         )
     }
-    assert set(found) == set(DEFINITIONS)
-    for plural, crd in found.items():
+    assert set(crds) == set(DEFINITIONS)
+    for plural, crd in crds.items():
         generated = (ROOT / f"crds/manifests/{plural}.yaml").read_text()
         file = CHARTS / f"paceline-crds/files/{plural}.yaml"
         assert file.read_text() == generated, f"copy crds/manifests/{plural}.yaml over it"
@@ -90,26 +90,26 @@ def test_the_chart_ships_the_generated_definitions() -> None:
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
 def test_nobody_may_read_the_secrets_of_users(options: tuple[str, ...]) -> None:
-    for found in rendered(*options):
-        for rule in found.get("rules", ()):
+    for body in rendered(*options):
+        for rule in body.get("rules", ()):
             assert "*" not in [word for words in rule.values() for word in words]
             if "secrets" in rule.get("resources", ()) and rule["verbs"] != ["create"]:
                 assert rule["verbs"] == ["get"]
                 assert rule["resourceNames"] == ["paceline-operator-key"]
-                assert found["kind"] == "Role"
+                assert body["kind"] == "Role"
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
 def test_the_operator_may_change_only_its_own_service(options: tuple[str, ...]) -> None:
-    rules = [rule for found in rendered(*options) for rule in found.get("rules", ())]
+    rules = [rule for body in rendered(*options) for rule in body.get("rules", ())]
     (services,) = (rule for rule in rules if "services" in rule.get("resources", ()))
     assert services["resourceNames"] == ["paceline-jobs"]
 
 
 def test_a_namespaced_installation_has_no_right_beyond_its_namespace() -> None:
-    found = rendered("--set=scope.clusterWide=false")
-    assert not [f for f in found if f["kind"].startswith("Cluster")]
-    (deployment,) = (f for f in found if f["kind"] == "Deployment")
+    objects = rendered("--set=scope.clusterWide=false")
+    assert not [f for f in objects if f["kind"].startswith("Cluster")]
+    (deployment,) = (f for f in objects if f["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     assert {"--namespace=sys", "--no-nodes"} <= set(args)
 
@@ -131,8 +131,8 @@ CATALOG = ("torch-cpu", "torch-cuda", "transformers")
 
 
 def runtimes_of(*options: str) -> dict[str, dict[str, Any]]:
-    found = rendered("--set=runtimes.enabled=true", *options)
-    return {f["metadata"]["name"]: f for f in found if f["kind"].endswith("TrainingRuntime")}
+    objects = rendered("--set=runtimes.enabled=true", *options)
+    return {f["metadata"]["name"]: f for f in objects if f["kind"].endswith("TrainingRuntime")}
 
 
 @pytest.mark.parametrize("options", [(), NAMESPACED, ALL])
@@ -154,11 +154,11 @@ def test_a_job_of_an_image_and_a_command_is_valid_with_each_runtime_of_the_catal
         },
         runtime,
     )
-    found = job.spec.trainer()
-    assert found is not None
-    assert found.image == "own:1"
+    container = job.spec.trainer()
+    assert container is not None
+    assert container.image == "own:1"
     on_gpus = name != "torch-cpu"
-    limits = found.resources.limits if found.resources else None
+    limits = container.resources.limits if container.resources else None
     assert (limits is not None and limits.gpus == 1) == on_gpus
     volumes = job.to_mapping()["spec"]["template"]["spec"].get("volumes", [])
     assert [volume["name"] for volume in volumes] == ["cache"] * (name == "transformers")
@@ -211,11 +211,11 @@ def test_monitors_and_rules_have_the_configured_labels() -> None:
     kinds = ("serviceMonitor", "podMonitor", "rules")
     on = "--set=metrics.{0}.enabled=true,metrics.{0}.labels.release={0}"
     labels = [on.format(kind) for kind in kinds]
-    found = {f["kind"]: f["metadata"]["labels"].get("release") for f in rendered(*labels)}
-    assert found["ServiceMonitor"] == "serviceMonitor"
-    assert found["PodMonitor"] == "podMonitor"
-    assert found["PrometheusRule"] == "rules"
-    assert set(found.values()) == {None, *kinds}
+    by_kind = {f["kind"]: f["metadata"]["labels"].get("release") for f in rendered(*labels)}
+    assert by_kind["ServiceMonitor"] == "serviceMonitor"
+    assert by_kind["PodMonitor"] == "podMonitor"
+    assert by_kind["PrometheusRule"] == "rules"
+    assert set(by_kind.values()) == {None, *kinds}
 
 
 def test_the_operator_pod_is_restricted() -> None:
@@ -241,26 +241,26 @@ def test_templates_match_the_golden_file(variant: str) -> None:
 
 
 def deployment(*options: str) -> dict[str, Any]:
-    (found,) = (f for f in rendered(*options) if f["kind"] == "Deployment")
-    return found
+    (body,) = (f for f in rendered(*options) if f["kind"] == "Deployment")
+    return body
 
 
-def names_in(found: Any) -> Iterator[str]:
+def names_in(body: Any) -> Iterator[str]:
     """Yield every value of a key `name` of an object's metadata, and of what refers to one."""
-    yield found["metadata"]["name"]
-    yield from (subject["name"] for subject in found.get("subjects", ()))
-    if "roleRef" in found:
-        yield found["roleRef"]["name"]
+    yield body["metadata"]["name"]
+    yield from (subject["name"] for subject in body.get("subjects", ()))
+    if "roleRef" in body:
+        yield body["roleRef"]["name"]
 
 
 @pytest.mark.parametrize("length", range(35, 54))
 def test_names_are_valid_for_release_names_of_any_length(length: int) -> None:
     """Helm admits release names of 53 characters; the name of a Service has 63 at most."""
     text = helm("template", "r" * length, str(CHARTS / "paceline"), "-n", "sys", *ALL)
-    for found in yaml.load_all(text, yaml.CSafeLoader):
-        for name in names_in(found):
+    for body in yaml.load_all(text, yaml.CSafeLoader):
+        for name in names_in(body):
             assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name), name
-        assert len(found["metadata"]["name"]) <= (63 if found["kind"] == "Service" else 253)
+        assert len(body["metadata"]["name"]) <= (63 if body["kind"] == "Service" else 253)
 
 
 def test_overrides_rename_every_object_and_what_refers_to_it() -> None:
@@ -268,15 +268,15 @@ def test_overrides_rename_every_object_and_what_refers_to_it() -> None:
         ("--set=nameOverride=pace", "x-pace-operator"),
         ("--set=fullnameOverride=it", "it"),
     ):
-        for found in rendered(options):
-            own = [each for each in names_in(found) if each != "paceline-operator"]
+        for body in rendered(options):
+            own = [each for each in names_in(body) if each != "paceline-operator"]
             assert all(each.removeprefix("sys-").startswith(name) for each in own), own
         assert deployment(options)["spec"]["template"]["spec"]["serviceAccountName"] == name
 
 
 def test_common_labels_are_on_every_object_and_pod_but_not_in_selectors() -> None:
-    for found in [*rendered(*ALL), deployment(*ALL)["spec"]["template"]]:
-        assert found["metadata"]["labels"]["cost"] == "c", found["metadata"]
+    for body in [*rendered(*ALL), deployment(*ALL)["spec"]["template"]]:
+        assert body["metadata"]["labels"]["cost"] == "c", body["metadata"]
     assert set(deployment(*ALL)["spec"]["selector"]["matchLabels"]) == {
         *("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component")
     }
@@ -294,8 +294,8 @@ def test_common_labels_are_on_every_object_and_pod_but_not_in_selectors() -> Non
     ],
 )
 def test_the_image_is_named_by_registry_tag_and_digest(options: str, image: str) -> None:
-    found = deployment(f"--set=image.tag=t,{options}")
-    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    body = deployment(f"--set=image.tag=t,{options}")
+    assert body["spec"]["template"]["spec"]["containers"][0]["image"] == image
 
 
 def test_pods_in_the_network_of_their_nodes_still_find_services() -> None:
@@ -328,8 +328,8 @@ def test_a_removed_value_is_refused_by_name_or_renders(more: tuple[str, ...], ev
         words = [str(program), "template", "x", str(CHARTS / "paceline"), *more, option]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         if done.returncode:
-            said = ("missing property", "execution error at")  # by the schema, by `fail`
-            assert any(words in done.stderr for words in said), (option, done.stderr)
+            messages = ("missing property", "execution error at")  # by the schema, by `fail`
+            assert any(words in done.stderr for words in messages), (option, done.stderr)
             assert path[-1] in done.stderr, (option, done.stderr)
 
 
@@ -426,7 +426,7 @@ def test_every_value_has_a_comment() -> None:
 
 
 def test_the_rights_match_the_reference() -> None:
-    found = set()
+    granted = set()
     made = rendered()
     bound = [body["roleRef"] for body in made if "roleRef" in body]
     of_operator = {(role["kind"], role["name"]) for role in bound}
@@ -435,11 +435,11 @@ def test_the_rights_match_the_reference() -> None:
             for rule in role["rules"]:
                 names = rule.get("resourceNames", [""])
                 for resource in rule["resources"]:
-                    found.add((role["kind"], resource, tuple(rule["verbs"]), names[0]))
+                    granted.add((role["kind"], resource, tuple(rule["verbs"]), names[0]))
     kinds = {JOBS: "ClusterRole", OWN: "Role"}
-    told = {
+    documented = {
         (kinds.get(right.where, "ClusterRole"), resource, right.verbs, right.name)
         for right in RIGHTS
         for resource in right.resources
     }
-    assert found == told
+    assert granted == documented

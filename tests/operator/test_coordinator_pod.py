@@ -78,8 +78,8 @@ def refused(attempt: int, **fields: Any) -> Pod:
 
 def test_a_coordinator_refused_by_its_node_is_recreated_after_a_pause() -> None:
     """Without the pause a node that refuses it would be asked without end."""
-    job, seen = job_of(), with_coordinator(refused(1))
-    first = reconcile(job, seen, NOW)
+    job, observed = job_of(), with_coordinator(refused(1))
+    first = reconcile(job, observed, NOW)
     assert first.coordinator is not None, "nothing after the first refusal"
     notes = first.coordinator.manifest["metadata"]["annotations"]
     assert notes[backoff.NOTE_SLOT_FAILURES] == "1"
@@ -105,10 +105,10 @@ def test_an_evicted_coordinator_is_recreated_at_once() -> None:
 def test_only_the_last_ended_coordinators_are_kept() -> None:
     old = [refused(attempt, ended_seen_s=NOW - 90) for attempt in range(1, 7)]
     present = replace(COORDINATOR, attempt=7, name="digits-coordinator-7")
-    seen = training(3)
-    workers = tuple(pod for pod in seen.pods if pod.is_worker)
+    observed = training(3)
+    workers = tuple(pod for pod in observed.pods if pod.is_worker)
     changes = reconcile(
-        job_of(RUNNING, replicas=3), replace(seen, pods=(*workers, *old, present)), NOW
+        job_of(RUNNING, replicas=3), replace(observed, pods=(*workers, *old, present)), NOW
     )
     gone = sorted(deletion.name for deletion in changes.delete)
     assert gone == [f"digits-coordinator-{n}" for n in range(1, 7 - backoff.KEPT)]
@@ -253,11 +253,11 @@ def test_a_coordinator_tolerates_the_taint_that_admission_lets_workers_tolerate(
             }
         ],
     }
-    found = [
+    tolerations = [
         {"key": key, "operator": "Exists", "effect": "NoSchedule"}
         for key in ("nvidia.com/gpu", "vendor.example/nic")
     ]
-    assert spec_of(template)["tolerations"] == found
+    assert spec_of(template)["tolerations"] == tolerations
     own = [{"key": "small", "operator": "Exists"}]
     assert spec_of(template, tolerations=own)["tolerations"] == own
     network = ChosenFabric("ib", "RDMA", {"tolerations": [{"key": "ib", "operator": "Exists"}]})

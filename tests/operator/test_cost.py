@@ -111,10 +111,10 @@ def status(
 def test_only_arrivals_of_workers_delay_a_status_write(
     before: dict[str, Any], after: dict[str, Any], wait_s: float
 ) -> None:
-    seen = Observed(sent=Sent(status_s=100.0))
+    observed = Observed(sent=Sent(status_s=100.0))
     body = job_body(replicas=WORKERS)
     meta = {"uid": "1", "generation": 1, "creationTimestamp": "2026-11-23T08:00:00Z"}
     body["metadata"] |= meta | {"namespace": NAMESPACE}
     job = read_job(body | {"status": before})
-    assert due(job, after, seen, 100.0 + wait_s - 0.01) == (False, 100.0 + wait_s)
-    assert due(job, after, seen, 100.0 + wait_s) == (True, None)
+    assert due(job, after, observed, 100.0 + wait_s - 0.01) == (False, 100.0 + wait_s)
+    assert due(job, after, observed, 100.0 + wait_s) == (True, None)

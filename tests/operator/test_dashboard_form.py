@@ -45,8 +45,8 @@ each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 def board(stem: str) -> dict[str, Any]:
     (file,) = (file for file in FILES if file.stem == stem)
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    dashboard: dict[str, Any] = json.loads(file.read_text())
+    return dashboard
 
 
 def panels(file: Path) -> list[dict[str, Any]]:

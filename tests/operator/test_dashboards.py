@@ -30,8 +30,8 @@ each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
 def panels(file: Path) -> list[dict[str, Any]]:
-    found = json.loads(file.read_text())["panels"]
-    return [panel for panel in found if panel["type"] != "row"]
+    all_panels = json.loads(file.read_text())["panels"]
+    return [panel for panel in all_panels if panel["type"] != "row"]
 
 
 def filled(expression: str, own: Mapping[str, str]) -> str:
@@ -46,7 +46,7 @@ def filled(expression: str, own: Mapping[str, str]) -> str:
 def expressions(file: Path) -> dict[str, str]:
     """Return each expression by its place in the dashboard."""
     own = {"$worker": "0.0"} if file.stem == "paceline-rank" else {}
-    found = {
+    by_place = {
         f"{panel['title']} ({target['legendFormat']})": filled(target["expr"], own)
         for panel in panels(file)
         for target in panel["targets"]
@@ -55,12 +55,12 @@ def expressions(file: Path) -> dict[str, str]:
         if variable["type"] == "query":
             asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"])
             assert asked is not None, variable["definition"]
-            found[f"variable {variable['name']}"] = (
+            by_place[f"variable {variable['name']}"] = (
                 f"count by ({asked[2]}) ({filled(asked[1], own)})"
             )
     for mark in json.loads(file.read_text())["annotations"]["list"]:
-        found[f"mark {mark['name']}"] = filled(mark["expr"], own)
-    return found
+        by_place[f"mark {mark['name']}"] = filled(mark["expr"], own)
+    return by_place
 
 
 def helm(*options: str) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def helm(*options: str) -> list[dict[str, Any]]:
     words = [str(program), "template", "x", str(CHART), "-n", "sys", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return [found for found in yaml.load_all(done.stdout, yaml.CSafeLoader) if found]
+    return [body for body in yaml.load_all(done.stdout, yaml.CSafeLoader) if body]
 
 
 def test_all_three_dashboards_exist() -> None:
@@ -91,9 +91,9 @@ def test_every_panel_has_a_title_unit_and_description(file: Path) -> None:
 @each_file
 def test_panels_do_not_overlap(file: Path) -> None:
     taken: set[tuple[int, int]] = set()
-    found = json.loads(file.read_text())["panels"]
-    assert len({panel["id"] for panel in found}) == len(found)
-    for panel in found:
+    all_panels = json.loads(file.read_text())["panels"]
+    assert len({panel["id"] for panel in all_panels}) == len(all_panels)
+    for panel in all_panels:
         grid = panel["gridPos"]
         assert grid["x"] + grid["w"] <= 24
         cells = {(grid["x"] + x, grid["y"] + y) for x in range(grid["w"]) for y in range(grid["h"])}
@@ -174,9 +174,9 @@ def test_rates_follow_the_scrape_interval_of_the_dashboard(file: Path) -> None:
 @each_file
 def test_missing_data_is_shown_as_missing(file: Path) -> None:
     for panel in panels(file):
-        told = panel["fieldConfig"]["defaults"]["noValue"]
-        said = re.match(r"no (data|end|epochs|checkpoints?)\b|ended, or not scraped", told)
-        assert said, f"{panel['title']}: {told}"
+        text = panel["fieldConfig"]["defaults"]["noValue"]
+        match = re.match(r"no (data|end|epochs|checkpoints?)\b|ended, or not scraped", text)
+        assert match, f"{panel['title']}: {text}"
 
 
 @each_file
@@ -208,21 +208,21 @@ def test_links_lead_to_dashboards_with_job_rank_and_time(file: Path) -> None:
     uids = {json.loads(each.read_text())["uid"] for each in FILES}
     links = json.loads(file.read_text())["links"]
     assert all(link["includeVars"] and link["keepTime"] for link in links)
-    found = []
+    panel_links = []
     for panel in panels(file):
         config = panel["fieldConfig"]
-        found += config["defaults"].get("links", [])
+        panel_links += config["defaults"].get("links", [])
         for override in config["overrides"]:
             for of in override["properties"]:
-                found += of["value"] if of["id"] == "links" else []
-    for link in found:
+                panel_links += of["value"] if of["id"] == "links" else []
+    for link in panel_links:
         target, _, query = link["url"].removeprefix("/d/").partition("?")
         assert target in uids
         given = dict(part.split("=") for part in query.split("&") if "=" in part)
         assert {"var-namespace", "var-job", "var-datasource", "var-scrape"} <= set(given)
         assert ("var-worker" in given) == (target == "paceline-rank")
         assert "${__url_time_range}" in query
-    assert bool(found) == (file.stem != "paceline-rank")
+    assert bool(panel_links) == (file.stem != "paceline-rank")
 
 
 @each_file
@@ -272,9 +272,9 @@ def test_units_and_decimals_match_what_is_counted(file: Path) -> None:
 
 @each_file
 def test_rows_of_panels_are_full_and_titles_fit(file: Path) -> None:
-    found = json.loads(file.read_text())["panels"]
-    for y in {panel["gridPos"]["y"] for panel in found}:
-        beside = [panel["gridPos"] for panel in found if panel["gridPos"]["y"] == y]
+    all_panels = json.loads(file.read_text())["panels"]
+    for y in {panel["gridPos"]["y"] for panel in all_panels}:
+        beside = [panel["gridPos"] for panel in all_panels if panel["gridPos"]["y"] == y]
         assert sum(grid["w"] for grid in beside) == 24, y
         assert len({grid["h"] for grid in beside}) == 1, y
     for panel in panels(file):
@@ -329,22 +329,22 @@ def test_membership_changes_and_alerts_are_annotated() -> None:
 @pytest.mark.cluster_programs
 @pytest.mark.processes
 def test_the_chart_ships_the_dashboards_unchanged() -> None:
-    off = {found["kind"] for found in helm()}
+    off = {body["kind"] for body in helm()}
     assert not off & {"ConfigMap", "PrometheusRule"}
     options = "metrics.dashboards.enabled=true,metrics.dashboards.annotations.grafana_folder=ML"
-    maps = [found for found in helm(f"--set={options}") if found["kind"] == "ConfigMap"]
+    maps = [body for body in helm(f"--set={options}") if body["kind"] == "ConfigMap"]
     assert len(maps) == len(FILES)
-    for found, file in zip(maps, FILES, strict=True):
-        assert found["data"] == {file.name: file.read_text()}
-        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
-        assert found["metadata"]["annotations"] == {"grafana_folder": "ML"}
-        assert len(json.dumps(found)) < CONFIG_MAP_BYTES_MAX
+    for config_map, file in zip(maps, FILES, strict=True):
+        assert config_map["data"] == {file.name: file.read_text()}
+        assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert config_map["metadata"]["annotations"] == {"grafana_folder": "ML"}
+        assert len(json.dumps(config_map)) < CONFIG_MAP_BYTES_MAX
 
 
 @pytest.mark.cluster_programs
 @pytest.mark.processes
 def test_the_chart_ships_the_rules_unchanged() -> None:
     options = "--set=metrics.rules.enabled=true,metrics.rules.labels.prometheus=main"
-    (rule,) = (found for found in helm(options) if found["kind"] == "PrometheusRule")
+    (rule,) = (body for body in helm(options) if body["kind"] == "PrometheusRule")
     assert rule["spec"] == yaml.safe_load(RULES.read_text())
     assert rule["metadata"]["labels"]["prometheus"] == "main"

@@ -39,10 +39,10 @@ from testing.fake_cluster.observations import (
 from testing.fake_cluster.world import job_body
 
 
-def decided(job: JobObject, seen: Observed, now_s: float = NOW) -> Changes:
-    found = reconcile(job, seen, now_s)
-    assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
-    return found
+def decided(job: JobObject, observed: Observed, now_s: float = NOW) -> Changes:
+    changes = reconcile(job, observed, now_s)
+    assert reconcile(job, observed, now_s) == changes, "the same facts give the same answer"
+    return changes
 
 
 def condition(changes: Changes, kind: str) -> dict[str, Any]:
@@ -89,8 +89,10 @@ def test_failures_count_until_a_round_is_committed() -> None:
 def test_exceeding_the_backoff_limit_fails_the_job_with_the_last_message() -> None:
     notes = {backoff.NOTE_FAILURES: "2", backoff.NOTE_AT_ROUND: "9"}
     bad = worker(1, 2, end=PodEnd(1, "Error", "ValueError: no data"), notes=notes)
-    seen = training(1)
-    changes = decided(job_of(RUNNING, backoffLimit=2), replace(seen, pods=(*seen.pods, bad)))
+    observed = training(1)
+    changes = decided(
+        job_of(RUNNING, backoffLimit=2), replace(observed, pods=(*observed.pods, bad))
+    )
     failed = condition(changes, "Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert "ValueError: no data" in failed["message"]
@@ -98,13 +100,15 @@ def test_exceeding_the_backoff_limit_fails_the_job_with_the_last_message() -> No
 
 def test_a_new_attempt_is_above_every_earlier_one_of_its_slot() -> None:
     foreign = worker(1, 7, owner="another-job")
-    seen = training(1)
+    observed = training(1)
     ghost = rank_status(1, 9, RankPhase.DEAD)
     known = replace(
-        seen,
-        pods=(*seen.pods, foreign),
-        coordinator=structs.replace(seen.coordinator, ranks=(*seen.coordinator.ranks, ghost))
-        if seen.coordinator
+        observed,
+        pods=(*observed.pods, foreign),
+        coordinator=structs.replace(
+            observed.coordinator, ranks=(*observed.coordinator.ranks, ghost)
+        )
+        if observed.coordinator
         else None,
     )
     changes = decided(job_of(RUNNING), known)
@@ -113,25 +117,25 @@ def test_a_new_attempt_is_above_every_earlier_one_of_its_slot() -> None:
 
 def test_a_pod_that_exited_with_0_is_replaced_only_if_the_job_continues() -> None:
     ended = worker(2, end=PodEnd(0), ended_seen_s=NOW)
-    seen = training(2)
-    seen = replace(seen, pods=(*seen.pods, ended))
+    observed = training(2)
+    observed = replace(observed, pods=(*observed.pods, ended))
     job = job_of(RUNNING, replicas=3)
-    assert decided(job, seen).workers == ()
-    later = replace(seen, coordinator_heard_s=NOW + 1)
+    assert decided(job, observed).workers == ()
+    later = replace(observed, coordinator_heard_s=NOW + 1)
     assert [c.name for c in decided(job, later, NOW + 1).workers] == ["digits-2-2"]
-    assert seen.coordinator is not None
-    stopping = replace(later, coordinator=structs.replace(seen.coordinator, stopping=True))
+    assert observed.coordinator is not None
+    stopping = replace(later, coordinator=structs.replace(observed.coordinator, stopping=True))
     assert decided(job, stopping, NOW + 60).workers == ()
 
 
 def at_the_end(**status: Any) -> Observed:
     """Return an observation in which one of three pods was killed after the last round."""
     killed = worker(2, end=PodEnd(137, "OOMKilled"), ended_seen_s=NOW)
-    seen = training(2)
-    assert seen.coordinator is not None
-    heard = structs.replace(seen.coordinator, **{"stopping": True, **status})
-    pods = (*seen.pods, killed)
-    return replace(seen, pods=pods, coordinator=heard, coordinator_heard_s=NOW + 1)
+    observed = training(2)
+    assert observed.coordinator is not None
+    answer = structs.replace(observed.coordinator, **{"stopping": True, **status})
+    pods = (*observed.pods, killed)
+    return replace(observed, pods=pods, coordinator=answer, coordinator_heard_s=NOW + 1)
 
 
 def test_a_pod_killed_after_the_last_round_does_not_fail_the_job() -> None:
@@ -159,12 +163,12 @@ def test_a_coordinator_restarted_at_the_end_causes_no_new_workers() -> None:
 def test_an_exit_with_0_delays_new_workers_in_other_slots() -> None:
     """After a scale-down the lowest slots may be empty, and the job may be about to end."""
     ended = worker(3, end=PodEnd(0), ended_seen_s=NOW)
-    seen = training(3)
-    pods = tuple(pod for pod in seen.pods if not (pod.is_worker and pod.slot < 2))
-    seen = replace(seen, pods=(*pods, ended))
+    observed = training(3)
+    pods = tuple(pod for pod in observed.pods if not (pod.is_worker and pod.slot < 2))
+    observed = replace(observed, pods=(*pods, ended))
     job = job_of(RUNNING, replicas=2)
-    assert decided(job, seen).workers == ()
-    later = replace(seen, coordinator_heard_s=NOW + 1)
+    assert decided(job, observed).workers == ()
+    later = replace(observed, coordinator_heard_s=NOW + 1)
     assert [c.name for c in decided(job, later, NOW + 1).workers] != []
 
 
@@ -173,9 +177,9 @@ def test_an_exit_with_0_delays_new_workers_in_other_slots() -> None:
 
 def test_scale_down_deletes_idle_pods_and_the_coordinator_chooses_the_others() -> None:
     idle = worker(3, node="", phase="Pending")
-    seen = training(3)
-    seen = replace(seen, pods=(*seen.pods, idle))
-    changes = decided(job_of(RUNNING, replicas=2), seen)
+    observed = training(3)
+    observed = replace(observed, pods=(*observed.pods, idle))
+    changes = decided(job_of(RUNNING, replicas=2), observed)
     assert [d.name for d in changes.delete] == ["digits-3-1"]
     assert changes.targets == {"replicas": 2}
     assert changes.hurry
@@ -183,16 +187,18 @@ def test_scale_down_deletes_idle_pods_and_the_coordinator_chooses_the_others() -
 
 def test_a_coordinator_without_targets_is_sent_the_size() -> None:
     """After a restart it knows only the size in its file, and waits for the operator's."""
-    seen = training(3)
-    assert seen.coordinator is not None
-    assert decided(job_of(RUNNING, replicas=3), seen).targets is None
-    restarted = replace(seen, coordinator=structs.replace(seen.coordinator, has_targets=False))
+    observed = training(3)
+    assert observed.coordinator is not None
+    assert decided(job_of(RUNNING, replicas=3), observed).targets is None
+    restarted = replace(
+        observed, coordinator=structs.replace(observed.coordinator, has_targets=False)
+    )
     assert decided(job_of(RUNNING, replicas=3), restarted).targets == {"replicas": 3}
 
 
 def test_the_scale_down_handshake_has_a_deadline() -> None:
-    seen = replace(training(3), clocks=Clocks(surplus_s=NOW - 100))
-    changes = decided(job_of(RUNNING, replicas=2), seen)
+    observed = replace(training(3), clocks=Clocks(surplus_s=NOW - 100))
+    changes = decided(job_of(RUNNING, replicas=2), observed)
     assert [d.name for d in changes.delete] == ["digits-2-1"]
 
 
@@ -200,15 +206,15 @@ def test_the_scale_down_handshake_has_a_deadline() -> None:
 
 
 def slow_observed(**fields: Any) -> Observed:
-    seen = training(3)
-    assert seen.coordinator is not None
+    observed = training(3)
+    assert observed.coordinator is not None
     ranks = tuple(
         structs.replace(r, facts={STEP_S: 0.3 if r.member.slot == 1 else 0.1})
-        for r in seen.coordinator.ranks
+        for r in observed.coordinator.ranks
     )
-    slow = structs.replace(seen.coordinator, ranks=ranks, log=LogStatus(round_s=0.1))
+    slow = structs.replace(observed.coordinator, ranks=ranks, log=LogStatus(round_s=0.1))
     clocks = Clocks(slow_s={"1.0#1": NOW - 60})
-    return replace(seen, coordinator=slow, clocks=clocks, **fields)
+    return replace(observed, coordinator=slow, clocks=clocks, **fields)
 
 
 def test_a_straggler_is_replaced_away_from_its_node_once_per_cooldown() -> None:
@@ -224,8 +230,10 @@ def test_a_straggler_is_replaced_away_from_its_node_once_per_cooldown() -> None:
     assert changes.status["stragglers"][0]["slowdownPercent"] == 300
     # Another one was replaced a minute ago.
     recent = worker(2, 2, created_s=NOW - 60, notes={backoff.NOTE_CAUSE: "Slow"})
-    seen = slow_observed()
-    later = decided(job, replace(seen, pods=(*(p for p in seen.pods if p.slot != 2), recent)))
+    observed = slow_observed()
+    later = decided(
+        job, replace(observed, pods=(*(p for p in observed.pods if p.slot != 2), recent))
+    )
     assert later.workers == ()
     assert later.delete == ()
 
@@ -238,8 +246,8 @@ def test_tolerate_only_reports_a_straggler() -> None:
 
 
 def test_a_rank_that_is_slow_for_a_moment_is_no_straggler() -> None:
-    seen = replace(slow_observed(), clocks=Clocks())
-    assert stragglers.verdict(job_of(RUNNING), seen, [worker(1)], NOW).slow == ()
+    observed = replace(slow_observed(), clocks=Clocks())
+    assert stragglers.verdict(job_of(RUNNING), observed, [worker(1)], NOW).slow == ()
 
 
 # ---- reports to the user ----------------------------------------------------------------------
@@ -285,15 +293,15 @@ def test_an_unschedulable_worker_quotes_the_scheduler() -> None:
 
 def with_states(count: int, **states: str) -> Observed:
     """Return an observation with rank states by slot, for example `s2="standby"`."""
-    seen = training(count)
-    assert seen.coordinator is not None
+    observed = training(count)
+    assert observed.coordinator is not None
     ranks = [
         structs.replace(rank, state=RankPhase(state), rank=None)
         if (state := states.get(f"s{rank.member.slot}"))
         else rank
-        for rank in seen.coordinator.ranks
+        for rank in observed.coordinator.ranks
     ]
-    return replace(seen, coordinator=structs.replace(seen.coordinator, ranks=tuple(ranks)))
+    return replace(observed, coordinator=structs.replace(observed.coordinator, ranks=tuple(ranks)))
 
 
 @pytest.mark.parametrize(
@@ -326,11 +334,11 @@ def test_standby_ranks_are_reported_and_do_not_count_as_resizing(
 def test_an_outcome_sets_the_final_condition_and_state(
     outcome: Outcome, kind: str, reason: str
 ) -> None:
-    seen = training()
-    assert seen.coordinator is not None
+    observed = training()
+    assert observed.coordinator is not None
     changes = decided(
         job_of(RUNNING),
-        replace(seen, coordinator=structs.replace(seen.coordinator, outcome=outcome)),
+        replace(observed, coordinator=structs.replace(observed.coordinator, outcome=outcome)),
     )
     assert condition(changes, kind)["reason"] == reason
     assert changes.status is not None
@@ -349,9 +357,9 @@ def test_an_expired_deadline_fails_the_job() -> None:
 def test_a_rule_of_the_failure_policy_fails_the_job() -> None:
     rule = {"action": "FailJob", "onExitCodes": [42]}
     bad = worker(1, end=PodEnd(42))
-    seen = training(1)
+    observed = training(1)
     job = job_of(RUNNING, failurePolicy={"rules": [rule]})
-    changes = decided(job, replace(seen, pods=(*seen.pods, bad)))
+    changes = decided(job, replace(observed, pods=(*observed.pods, bad)))
     assert condition(changes, "Failed")["reason"] == "FailurePolicy"
 
 
@@ -362,9 +370,9 @@ def with_rules(*rules: dict[str, Any], **spec: Any) -> JobObject:
 def failed_pods(*ends: PodEnd, disrupted: bool = False) -> Observed:
     """Return an observation in which each slot has failed once, without a round in between."""
     pods = [worker(n, end=e, disrupted=disrupted, ended_seen_s=NOW) for n, e in enumerate(ends)]
-    seen = training(3)
-    living = tuple(pod for pod in seen.pods if not pod.is_worker or pod.slot >= len(ends))
-    return replace(seen, pods=(*living, *pods))
+    observed = training(3)
+    living = tuple(pod for pod in observed.pods if not pod.is_worker or pod.slot >= len(ends))
+    return replace(observed, pods=(*living, *pods))
 
 
 IGNORE_42 = {"action": "Ignore", "onExitCodes": [42]}
@@ -397,24 +405,24 @@ def test_the_first_matching_rule_decides_if_a_failure_counts(
 
 def test_an_ignored_failure_never_fails_the_job_and_backs_off() -> None:
     notes = {backoff.NOTE_SLOT_FAILURES: "5"}
-    seen = training(2)
+    observed = training(2)
     bad = worker(
         2, 6, end=PodEnd(42, finished_s=NOW), ended_seen_s=NOW, notes=notes, created_s=NOW - 5
     )
     job = with_rules(IGNORE_42, backoffLimit=0)
-    waits = decided(job, replace(seen, pods=(*seen.pods, bad)))
+    waits = decided(job, replace(observed, pods=(*observed.pods, bad)))
     assert waits.workers == ()
     kinds = {c["type"] for c in (waits.status or {}).get("conditions", ())}
     assert "Failed" not in kinds
-    later = decided(job, replace(seen, pods=(*seen.pods, bad)), NOW + 60)
+    later = decided(job, replace(observed, pods=(*observed.pods, bad)), NOW + 60)
     (made,) = later.workers
     assert backoff.NOTE_FAILURES not in made.manifest["metadata"]["annotations"]
 
 
 def test_a_disrupted_pod_matches_no_rule_about_exit_codes() -> None:
     job = with_rules({"action": "FailJob", "onExitCodes": [143]})
-    for seen in (failed_pods(PodEnd(143), disrupted=True), failed_pods(PodEnd(143, "Evicted"))):
-        kinds = {c["type"] for c in (decided(job, seen).status or {})["conditions"]}
+    for observed in (failed_pods(PodEnd(143), disrupted=True), failed_pods(PodEnd(143, "Evicted"))):
+        kinds = {c["type"] for c in (decided(job, observed).status or {})["conditions"]}
         assert "Failed" not in kinds
 
 
@@ -430,29 +438,35 @@ def test_a_job_that_lost_all_ranks_fails_or_resumes_with_an_event() -> None:
 
 def test_an_event_names_the_checkpoint_that_the_job_resumes_from() -> None:
     text = "the job goes on from the checkpoint of version 40; 3 rounds are lost"
-    seen = training()
-    assert seen.coordinator is not None
+    observed = training()
+    assert observed.coordinator is not None
     happening = HistoryEntry(5, reason=Reason.RESUMED_FROM_CHECKPOINT, message=text)
-    seen = replace(seen, coordinator=structs.replace(seen.coordinator, history=(happening,)))
-    (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == text)
+    observed = replace(
+        observed, coordinator=structs.replace(observed.coordinator, history=(happening,))
+    )
+    (event,) = (e for e in decided(job_of(RUNNING), observed).events if e.message == text)
     assert event.reason == "ResumedFromCheckpoint"
-    again = replace(seen, sent=replace(seen.sent, events=frozenset({event.key})))
+    again = replace(observed, sent=replace(observed.sent, events=frozenset({event.key})))
     assert event not in decided(job_of(RUNNING), again).events
 
 
 def test_an_event_names_the_batch_that_is_skipped() -> None:
-    seen = training()
-    assert seen.coordinator is not None
+    observed = training()
+    assert observed.coordinator is not None
     given_up = HistoryEntry(5, reason=Reason.BATCH_SKIPPED, message="OSError on ranks 0 and 1")
-    seen = replace(seen, coordinator=structs.replace(seen.coordinator, history=(given_up,)))
-    (event,) = (e for e in decided(job_of(RUNNING), seen).events if e.message == given_up.message)
+    observed = replace(
+        observed, coordinator=structs.replace(observed.coordinator, history=(given_up,))
+    )
+    (event,) = (
+        e for e in decided(job_of(RUNNING), observed).events if e.message == given_up.message
+    )
     assert (event.reason, event.warning) == ("BatchSkipped", True)
 
 
 def test_the_coordinator_is_asked_before_all_ranks_count_as_lost() -> None:
     ended = worker(0, end=PodEnd(1))
-    seen = Observed(pods=(ended, COORDINATOR), sent=Sent(secret=True))
-    changes = decided(job_of(RUNNING), seen)
+    observed = Observed(pods=(ended, COORDINATOR), sent=Sent(secret=True))
+    changes = decided(job_of(RUNNING), observed)
     assert changes.workers == ()
     assert changes.status is None or not any(
         c["type"] == "Failed" for c in changes.status["conditions"]
@@ -461,8 +475,8 @@ def test_the_coordinator_is_asked_before_all_ranks_count_as_lost() -> None:
 
 def test_the_older_of_two_pods_of_a_slot_is_deleted() -> None:
     """The operator ended between the creation of the new pod and the deletion of the old one."""
-    seen = training(3)
-    both = replace(seen, pods=(*seen.pods, worker(1, 2)))
+    observed = training(3)
+    both = replace(observed, pods=(*observed.pods, worker(1, 2)))
     changes = decided(job_of(RUNNING, replicas=3), both)
     assert [d.name for d in changes.delete] == ["digits-1-1"]
     assert changes.workers == ()
@@ -482,10 +496,10 @@ def test_transitions_are_written_at_once_and_rounds_once_a_minute() -> None:
     assert first.status is not None
     settled = replace(job, status=first.status)
     sent = Sent(secret=True, status_s=NOW, figures_s=NOW)
-    seen = training(sent=sent)
-    assert decided(settled, seen, NOW + 1).status is None
-    assert seen.coordinator is not None
-    later = replace(seen, coordinator=structs.replace(seen.coordinator, version=99))
+    observed = training(sent=sent)
+    assert decided(settled, observed, NOW + 1).status is None
+    assert observed.coordinator is not None
+    later = replace(observed, coordinator=structs.replace(observed.coordinator, version=99))
     quiet = decided(settled, later, NOW + 1)
     assert quiet.status is None
     assert quiet.look_again_s is not None
@@ -505,8 +519,8 @@ def test_figures_are_written_more_often_while_the_job_is_watched(
     first = decided(job, training())
     assert first.status is not None
     settled = replace(job, status=first.status)
-    seen = training(sent=Sent(secret=True, status_s=NOW, figures_s=NOW))
-    assert seen.coordinator is not None
-    later = replace(seen, coordinator=structs.replace(seen.coordinator, version=99))
+    observed = training(sent=Sent(secret=True, status_s=NOW, figures_s=NOW))
+    assert observed.coordinator is not None
+    later = replace(observed, coordinator=structs.replace(observed.coordinator, version=99))
     assert decided(settled, later, NOW + pause_s - 1).status is None
     assert decided(settled, later, NOW + pause_s).status is not None

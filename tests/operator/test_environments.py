@@ -54,8 +54,8 @@ class Environment:
         return {"node-1": one, "node-2": replace(one, name="node-2")}
 
     def templates(self) -> list[Template]:
-        found, _ = templates_in(MANIFESTS / self.file)
-        return [each for each in found if not self.owner or f" {self.owner}" in each.where]
+        templates, _ = templates_in(MANIFESTS / self.file)
+        return [each for each in templates if not self.owner or f" {self.owner}" in each.where]
 
     def worker(self) -> Template:
         """Return the template of the pods that use the network."""
@@ -134,27 +134,27 @@ def test_the_nodes_of_an_environment_say_which_profile_it_is(env: Environment) -
     assert name_of(required_on(env)) == env.profile
     unasked = fabric_of(gpu_job(), seen(env.nodes()))
     assert isinstance(unasked, ChosenFabric)
-    told = unasked.profile if unasked.profile != PLAIN else unasked.message
+    text = unasked.profile if unasked.profile != PLAIN else unasked.message
     if env.profile not in BY_NAME_ALONE:
-        assert env.profile in told
+        assert env.profile in text
 
 
 def test_coreweave_gives_its_shared_resource_unasked_and_once() -> None:
     """The pods need no privileges, and 1 of the 1,000 gives a pod all adapters."""
     for env in ENVIRONMENTS:
         if env.profile.startswith("coreweave"):
-            found = fabric_of(gpu_job(), seen(env.nodes()))
-            assert isinstance(found, ChosenFabric)
-            assert (found.profile, found.pod["resources"]) == (env.profile, {"rdma/ib": 1})
+            chosen = fabric_of(gpu_job(), seen(env.nodes()))
+            assert isinstance(chosen, ChosenFabric)
+            assert (chosen.profile, chosen.pod["resources"]) == (env.profile, {"rdma/ib": 1})
 
 
 @pytest.mark.parametrize("required", ["", "RDMA"])
 def test_a_resource_of_two_providers_is_not_guessed_without_their_labels(required: str) -> None:
     """AKS gives a pod 8 of `rdma/ib`, CoreWeave 1 of 1,000; nothing here says which it is."""
     nodes = {"node-1": Node("node-1", offers=GPU | {"rdma/ib": 1000})}
-    found = fabric_of(gpu_job(required), seen(nodes))
-    words = found.why if isinstance(found, NoFabric) else found.message
-    assert isinstance(found, NoFabric) == bool(required)
+    choice = fabric_of(gpu_job(required), seen(nodes))
+    words = choice.why if isinstance(choice, NoFabric) else choice.message
+    assert isinstance(choice, NoFabric) == bool(required)
     assert "azure-ib (nodes with kubernetes.azure.com/cluster Exists)" in words
     assert "coreweave-ib (nodes with node.coreweave.cloud/type Exists and" in words
     assert "Name one in spec.fabric.profile" in words
@@ -167,9 +167,9 @@ def test_a_resource_of_two_providers_is_not_guessed_without_their_labels(require
 @pytest.mark.parametrize("required", ["", "RDMA"])
 def test_two_networks_of_one_priority_are_not_guessed(required: str) -> None:
     both = {"nvidia.com/mlnxnics": 8, "nvidia.com/hostdev": 8}
-    found = fabric_of(gpu_job(required), seen({"n": Node("n", offers=GPU | both)}))
-    words = found.why if isinstance(found, NoFabric) else found.message
-    assert isinstance(found, NoFabric) == bool(required)
+    choice = fabric_of(gpu_job(required), seen({"n": Node("n", offers=GPU | both)}))
+    words = choice.why if isinstance(choice, NoFabric) else choice.message
+    assert isinstance(choice, NoFabric) == bool(required)
     assert "the profiles hostdev and sriov-ib fit the nodes alike" in words
     assert "spec.fabric.profile" in words
 
@@ -212,10 +212,10 @@ def main_of(spec: dict[str, Any]) -> dict[str, Any]:
             name for name in (container.get("resources") or {}).get("limits") or () if "/" in name
         ]
 
-    found: dict[str, Any] = next(
+    main: dict[str, Any] = next(
         (each for each in spec["containers"] if devices(each)), spec["containers"][0]
     )
-    return found
+    return main
 
 
 def network_notes(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -234,9 +234,9 @@ def daemons(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @each_environment
 def test_a_profile_gives_a_plain_template_what_the_public_form_has(env: Environment) -> None:
     public = env.worker().body
-    found = required_on(env)
-    assert isinstance(found, ChosenFabric)
-    pod = children.worker(gpu_job(), 0, 1, fabric=found, key_id=KEY)
+    chosen = required_on(env)
+    assert isinstance(chosen, ChosenFabric)
+    pod = children.worker(gpu_job(), 0, 1, fabric=chosen, key_id=KEY)
     trainer = pod["spec"]["containers"][0]
     got = list(parts_of(pod["spec"], trainer))
     for part in parts_of(public["spec"], main_of(public["spec"])):
@@ -271,16 +271,16 @@ def by_hand(env: Environment, required: str = "") -> JobObject:
 
 @each_environment
 def test_a_template_that_asks_for_the_network_by_hand_is_recognized(env: Environment) -> None:
-    found = fabric_of(by_hand(env), seen(env.nodes()))
-    assert found == ChosenFabric(OWN, "GPUDirect", {}), (
+    choice = fabric_of(by_hand(env), seen(env.nodes()))
+    assert choice == ChosenFabric(OWN, "GPUDirect", {}), (
         "nothing is added, and nothing is complained of"
     )
 
 
 def test_a_network_asked_for_by_hand_is_filled_in_only_if_it_is_required() -> None:
     env = next(env for env in ENVIRONMENTS if env.profile == "aws-efa")
-    found = fabric_of(by_hand(env, "RDMA"), seen(env.nodes()))
-    assert name_of(found) == "aws-efa"
+    choice = fabric_of(by_hand(env, "RDMA"), seen(env.nodes()))
+    assert name_of(choice) == "aws-efa"
     elsewhere = {"n": Node("n", offers=GPU | {"rdma/ours": 1})}
     job = gpu_job("RDMA", trainer={"resources": {"limits": {"nvidia.com/gpu": 8, "rdma/ours": 1}}})
     assert name_of(fabric_of(job, seen(elsewhere))) == OWN
@@ -288,8 +288,8 @@ def test_a_network_asked_for_by_hand_is_filled_in_only_if_it_is_required() -> No
 
 def test_a_job_can_say_that_its_template_is_all_that_its_pods_get() -> None:
     env = next(env for env in ENVIRONMENTS if env.profile == "coreweave-ib")
-    found = fabric_of(gpu_job("RDMA", profile=OWN), seen(env.nodes()))
-    assert found == ChosenFabric(OWN, "GPUDirect", {})
+    choice = fabric_of(gpu_job("RDMA", profile=OWN), seen(env.nodes()))
+    assert choice == ChosenFabric(OWN, "GPUDirect", {})
 
 
 def test_pods_on_the_host_network_find_their_coordinator() -> None:

@@ -124,8 +124,8 @@ def test_a_profile_that_carries_less_than_required_is_not_chosen() -> None:
     own = FabricSpec(
         carries=FabricRequirement.RDMA, priority=99, pod=FabricPod(resources=dict.fromkeys(IB, 1))
     )
-    found = fabric_of(gpu_job("GPUDirect"), free(own=own))
-    assert name_of(found) == "rdma-hca-shared-devices-a"
+    choice = fabric_of(gpu_job("GPUDirect"), free(own=own))
+    assert name_of(choice) == "rdma-hca-shared-devices-a"
     named = fabric_of(gpu_job("GPUDirect", "own"), free(own=own))
     assert isinstance(named, NoFabric)
     assert "carries RDMA" in named.why
@@ -167,21 +167,21 @@ def test_a_profile_matches_nodes_by_expressions_on_labels(
     match = FabricMatch.model_validate({"nodeExpressions": [expression]})
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, match=match)
     racks = {name: replace(node, labels={"rack": "b"}) for name, node in NODES.items()}
-    found = name_of(fabric_of(gpu_job(), free(racks, own=own)))
-    assert found == ("own" if fits else "rdma-hca-shared-devices-a")
+    profile = name_of(fabric_of(gpu_job(), free(racks, own=own)))
+    assert profile == ("own" if fits else "rdma-hca-shared-devices-a")
 
 
 def test_a_missing_required_fabric_is_reported_with_what_was_looked_for() -> None:
-    found = fabric_of(gpu_job("RDMA"), free({"node-1": Node("node-1", offers=GPU)}))
-    assert isinstance(found, NoFabric)
-    assert "rdma/hca_shared_devices_a" in found.why
-    assert "FabricProfile" in found.why
+    choice = fabric_of(gpu_job("RDMA"), free({"node-1": Node("node-1", offers=GPU)}))
+    assert isinstance(choice, NoFabric)
+    assert "rdma/hca_shared_devices_a" in choice.why
+    assert "FabricProfile" in choice.why
 
 
 def test_an_unknown_profile_name_lists_the_known_ones() -> None:
-    found = fabric_of(gpu_job(profile="rmda"), free())
-    assert isinstance(found, NoFabric)
-    assert "rdma-hca-shared-devices-a" in found.why
+    choice = fabric_of(gpu_job(profile="rmda"), free())
+    assert isinstance(choice, NoFabric)
+    assert "rdma-hca-shared-devices-a" in choice.why
 
 
 def test_all_means_the_smallest_amount_that_a_node_offers() -> None:
@@ -189,9 +189,9 @@ def test_all_means_the_smallest_amount_that_a_node_offers() -> None:
         "node-1": Node("node-1", offers=GPU | {"vpc.amazonaws.com/efa": 32}),
         "node-2": Node("node-2", offers=GPU | {"vpc.amazonaws.com/efa": 16}),
     }
-    found = fabric_of(gpu_job(), free(nodes))
-    assert isinstance(found, ChosenFabric)
-    assert (found.profile, found.pod["resources"]) == ("aws-efa", {"vpc.amazonaws.com/efa": 16})
+    chosen = fabric_of(gpu_job(), free(nodes))
+    assert isinstance(chosen, ChosenFabric)
+    assert (chosen.profile, chosen.pod["resources"]) == ("aws-efa", {"vpc.amazonaws.com/efa": 16})
     unseen = fabric_of(gpu_job(profile="aws-efa"), free({}))
     assert isinstance(unseen, NoFabric)
     assert "vpc.amazonaws.com/efa" in unseen.why
@@ -234,11 +234,11 @@ def test_a_privileged_profile_is_used_only_if_asked_for(pod: FabricPod) -> None:
     """All nodes offer the network, but that is no reason to run a job's pods as root."""
     own = FabricSpec(carries=FabricRequirement.RDMA, priority=99, pod=pod)
     only = Observed(nodes=NODES, fabrics={"tcp": PLAIN_SPEC, "own": own})
-    found = fabric_of(gpu_job(), only)
-    assert isinstance(found, ChosenFabric)
-    assert (found.profile, found.pod) == ("tcp", {})
-    assert "spec.fabric.profile: own" in found.message
-    assert "spec.fabric.required: RDMA" in found.message
+    chosen = fabric_of(gpu_job(), only)
+    assert isinstance(chosen, ChosenFabric)
+    assert (chosen.profile, chosen.pod) == ("tcp", {})
+    assert "spec.fabric.profile: own" in chosen.message
+    assert "spec.fabric.required: RDMA" in chosen.message
     for asked in (gpu_job("RDMA"), gpu_job(profile="own")):
         assert name_of(fabric_of(asked, only)) == "own"
     assert name_of(fabric_of(gpu_job(), free(own=own))) == "rdma-hca-shared-devices-a"
@@ -249,8 +249,8 @@ def test_an_event_names_the_network_that_a_job_does_not_use() -> None:
     assert len(changes.workers) == 2
     assert changes.status is not None
     assert changes.status["fabric"]["profile"] == "tcp"
-    (told,) = (event for event in changes.events if event.reason == "FabricUnavailable")
-    assert "rdma-hca-shared-devices-a" in told.message
+    (reported,) = (event for event in changes.events if event.reason == "FabricUnavailable")
+    assert "rdma-hca-shared-devices-a" in reported.message
     trainer = changes.workers[0].manifest["spec"]["containers"][0]
     assert trainer["securityContext"].get("runAsUser") is None
 
@@ -403,8 +403,8 @@ def test_an_invalid_profile_is_reported() -> None:
     for part in (*parts, {"volumeMounts": [{}]}):
         assert isinstance(fabric_from(FabricObject(spec={"carries": "RDMA", "pod": part})), str)
     for rule, spec in BREAKING.items():
-        told = fabric_from(FabricObject(spec={"carries": "RDMA", **spec}))
-        assert isinstance(told, str)
-        assert told.startswith(f"{rule} ")
+        message = fabric_from(FabricObject(spec={"carries": "RDMA", **spec}))
+        assert isinstance(message, str)
+        assert message.startswith(f"{rule} ")
     right = fabric_from(FabricObject(spec={"carries": "RDMA", "priority": None}))
     assert right == FabricSpec(carries=FabricRequirement.RDMA)

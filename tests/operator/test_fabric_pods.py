@@ -23,15 +23,15 @@ from testing.fake_cluster.parts import KEY
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def pod_with(found: ChosenFabric, job: JobObject) -> dict[str, Any]:
-    return children.worker(job, 0, 1, fabric=found, key_id=KEY)
+def pod_with(chosen: ChosenFabric, job: JobObject) -> dict[str, Any]:
+    return children.worker(job, 0, 1, fabric=chosen, key_id=KEY)
 
 
 def added(before: Any, after: Any) -> Any:
     """Return what `after` has and `before` has not."""
     if isinstance(before, dict) and isinstance(after, dict):
-        found = {key: added(before.get(key), value) for key, value in after.items()}
-        return {key: value for key, value in found.items() if value not in (None, {}, [])}
+        fields = {key: added(before.get(key), value) for key, value in after.items()}
+        return {key: value for key, value in fields.items() if value not in (None, {}, [])}
     if isinstance(before, list) and isinstance(after, list):
         if len(before) == len(after) and all(isinstance(x, dict) for x in after):
             changed = [added(old, new) for old, new in zip(before, after, strict=True)]
@@ -44,14 +44,14 @@ def test_pods_with_each_built_in_profile_match_the_golden_file() -> None:
     """To accept a change, delete the file, run again and read the difference."""
     job = gpu_job()
     plain = pod_with(ChosenFabric("tcp", "Any", {}), job)
-    found: dict[str, Any] = {}
+    by_profile: dict[str, Any] = {}
     for name in sorted(built_in()):
         offers = GPU | dict.fromkeys(resources_of(name), 8)
         chosen = fabric_of(gpu_job(profile=name), seen({"node-1": Node("node-1", offers=offers)}))
         assert isinstance(chosen, ChosenFabric)
-        found[name] = added(plain, pod_with(chosen, job))
+        by_profile[name] = added(plain, pod_with(chosen, job))
     file = GOLDEN / "fabrics.yaml"
-    text = yaml.safe_dump(found, sort_keys=True, width=100)
+    text = yaml.safe_dump(by_profile, sort_keys=True, width=100)
     if not file.exists():
         file.write_text(text)
         pytest.fail(f"{file.name} was missing and has been written; read it and run again")
@@ -158,8 +158,8 @@ def test_parts_of_the_template_with_the_same_name_are_kept() -> None:
         named = [each for each in spec[part] if each["name"] == item["name"]]
         assert [{**each, **item} for each in named] == named, part
         assert len(named) == 1, part
-    found = spec["containers"][0]["volumeMounts"]
-    assert [m for m in found if m["mountPath"] == "/usr/local/gib"] == mounts
+    mounted = spec["containers"][0]["volumeMounts"]
+    assert [m for m in mounted if m["mountPath"] == "/usr/local/gib"] == mounts
 
 
 def test_a_privileged_profile_keeps_what_the_template_says_of_privileges() -> None:

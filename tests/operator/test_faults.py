@@ -38,8 +38,10 @@ def world() -> Iterator[Inside]:
 
 
 def workers(world: Inside) -> list[str]:
-    found = [pod for pod in world.pods(JOB) if pod["status"]["phase"] == "Running"]
-    return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+    running = [pod for pod in world.pods(JOB) if pod["status"]["phase"] == "Running"]
+    return [
+        pod["metadata"]["name"] for pod in running if "deletionTimestamp" not in pod["metadata"]
+    ]
 
 
 def mute(world: Inside) -> None:

@@ -59,10 +59,10 @@ def queued(status: dict[str, Any] | None = None, **spec: Any) -> JobObject:
     return job_of(status, {QUEUE: "team-a"}, **{"replicas": 3, **spec})
 
 
-def decided(job: JobObject, seen: Observed, now_s: float = NOW) -> Changes:
-    found = reconcile(job, seen, now_s)
-    assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
-    return found
+def decided(job: JobObject, observed: Observed, now_s: float = NOW) -> Changes:
+    changes = reconcile(job, observed, now_s)
+    assert reconcile(job, observed, now_s) == changes, "the same facts give the same answer"
+    return changes
 
 
 def condition(changes: Changes, kind: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def first_pod(**spec: Any) -> dict[str, Any]:
 
 def test_groups_and_marks_on_pods_match_the_golden_file() -> None:
     """To accept a change, delete the file, run again and read the difference."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for provider in ("Auto", "Native", "Kueue", "Volcano", "Coscheduling", "KAI"):
         spec: dict[str, Any] = {"replicas": 3, "scheduling": {"provider": provider, "gang": {}}}
         if provider not in ("Auto", "Kueue"):
@@ -110,8 +110,8 @@ def test_groups_and_marks_on_pods_match_the_golden_file() -> None:
         entry: dict[str, Any] = {"pod": added(plain, made)}
         if (group := changes.beside.group) is not None:
             entry |= {"at": PATHS[group.kind], "group": dict(group.manifest)}
-        found[provider] = entry
-    text = yaml.safe_dump(found, sort_keys=True, width=100)
+        entries[provider] = entry
+    text = yaml.safe_dump(entries, sort_keys=True, width=100)
     if not GOLDEN.exists():
         GOLDEN.write_text(text)
         pytest.fail(f"{GOLDEN.name} was missing and has been written; read it and run again")
@@ -154,7 +154,7 @@ def test_a_scheduler_without_a_gang_gets_no_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "scheduling", "told"),
+    ("labels", "scheduling", "problem"),
     [
         ({}, {"gang": {}}, "spec.scheduling.gang: has no effect without a provider"),
         ({}, {"gang": {}, "provider": "Auto"}, "give the job Kueue's queue label"),
@@ -165,12 +165,12 @@ def test_a_scheduler_without_a_gang_gets_no_group() -> None:
     ],
 )
 def test_problems_that_depend_on_labels_are_found_by_the_operator(
-    labels: dict[str, str], scheduling: dict[str, Any], told: str
+    labels: dict[str, str], scheduling: dict[str, Any], problem: str
 ) -> None:
     """The validation rules of the API server cannot see labels."""
     job = job_of(None, labels, replicas=2, scheduling=scheduling)
-    assert told in job.problems
-    assert bool(job.problems) == bool(told)
+    assert problem in job.problems
+    assert bool(job.problems) == bool(problem)
 
 
 # ---- the group follows the job ------------------------------------------------------------------
@@ -297,8 +297,8 @@ def test_a_group_that_cannot_be_created_is_reported_and_retried(
 def test_a_long_wait_causes_no_immediate_reconcile() -> None:
     """A gang may wait for hours, and its coordinator does not answer until then."""
     refusal = CreationRefusal(RefusalKind.NO_GANG_API, "404 page not found", NOW, count=7)
-    seen = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
-    changes = decided(gang_of("Volcano"), seen)
+    observed = Observed(refusal=refusal, clocks=Clocks(coordinator_away_s=NOW - 3600))
+    changes = decided(gang_of("Volcano"), observed)
     assert changes.look_again_s == NOW + 60
     pods = tuple(replace(worker(n), node="", phase="Pending") for n in range(3))
     later = decided(

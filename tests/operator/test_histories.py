@@ -239,8 +239,8 @@ class Histories(RuleBasedStateMachine):
         self.world.misbehave(JOB, wrong)
         if seconds:
             self.world.settle(seconds)
-            told = wrong in (None, Answer.LATE, Answer.OTHER)
-            assert seconds < 80 or told or not self.world.operator._links.connected, (
+            answers = wrong in (None, Answer.LATE, Answer.OTHER)
+            assert seconds < 80 or answers or not self.world.operator._links.connected, (
                 "nobody is told that the coordinator does not answer"
             )
 
@@ -301,8 +301,8 @@ class Histories(RuleBasedStateMachine):
 
     def _conditions(self) -> list[dict[str, Any]]:
         body = self.world.server.objects.get((PLURAL, NAMESPACE, JOB))
-        found = (body or {}).get("status", {}).get("conditions", [])
-        return [c for c in found if c["status"] == "True"]
+        conditions = (body or {}).get("status", {}).get("conditions", [])
+        return [c for c in conditions if c["status"] == "True"]
 
     def _state(self) -> str:
         body = self.world.server.objects[PLURAL, NAMESPACE, JOB]
@@ -373,8 +373,8 @@ class Histories(RuleBasedStateMachine):
 
     def _requests(self) -> int:
         """Return the count of requests, without those for the Lease and the operator's key."""
-        found = self.world.server.requests
-        return sum(n for what, n in found.items() if what.split()[1] not in ("leases", "secrets"))
+        counts = self.world.server.requests
+        return sum(n for what, n in counts.items() if what.split()[1] not in ("leases", "secrets"))
 
     def _nothing_is_left(self) -> None:
         """Check that the operator's view is current, and that all its work lies in the future."""

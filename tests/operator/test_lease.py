@@ -61,9 +61,9 @@ class House:
     def candidate(
         self, identity: str, *, token_file: Path | None = None, fast: float = 1.0
     ) -> Candidate:
-        found = Candidate(self, identity, token_file=token_file, fast=fast)
-        self.candidates.append(found)
-        return found
+        candidate = Candidate(self, identity, token_file=token_file, fast=fast)
+        self.candidates.append(candidate)
+        return candidate
 
     def spend(self, seconds: float) -> None:
         """Let time pass, and check that two never lead at once."""
@@ -265,10 +265,10 @@ def test_the_lease_is_renewed_while_the_operators_loop_is_blocked() -> None:
 
     def stand_still(port: int) -> None:
         """Block the thread that began the election for longer than the Lease lasts."""
-        told, began = list[bool](), threading.Event()
+        reported, began = list[bool](), threading.Event()
 
         def changed(leads: bool) -> None:
-            told.append(leads)
+            reported.append(leads)
             began.set()
 
         access = Access(lambda: Login(f"http://127.0.0.1:{port}"))
@@ -282,7 +282,7 @@ def test_the_lease_is_renewed_while_the_operators_loop_is_blocked() -> None:
             time.sleep(4.0)  # noqa: ASYNC251
             assert election.leads()
             assert election._renewed_s > renewed_s + terms.renew_s
-            assert told == [True]
+            assert reported == [True]
 
         try:
             asyncio.run(operator())

@@ -120,14 +120,14 @@ async def coordinator(
 @pytest.mark.long
 def test_a_connection_costs_little_memory() -> None:
     async def scenario() -> float:
-        heard = Heard()
+        received = Heard()
 
         async def answer(request: web.Request) -> web.Response:
             if "after" in request.query:
                 await asyncio.sleep(60)
             return web.json_response({"seq": 1})
 
-        async with coordinator(answer) as url, links(heard) as made:
+        async with coordinator(answer) as url, links(received) as made:
             gc.collect()
             tracemalloc.start()
             for number in range(MANY):
@@ -135,9 +135,9 @@ def test_a_connection_costs_little_memory() -> None:
                     ("default", f"j{number}"), job(), url, key_id=KEYS.key_id, pods=2, hurry=True
                 )
             async with asyncio.timeout(20):
-                while len(heard.statuses) < MANY:
-                    heard.news.clear()
-                    await heard.news.wait()
+                while len(received.statuses) < MANY:
+                    received.news.clear()
+                    await received.news.wait()
             gc.collect()
             held, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
@@ -152,21 +152,21 @@ HONEST = 2
 
 async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Heard:
     """Return what the links report if the first answer is hostile and the next one correct."""
-    heard, asked = Heard(), 0
+    received, asked = Heard(), 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
         nonlocal asked
         asked += 1
         return await hostile(request) if asked == 1 else web.json_response({"seq": HONEST})
 
-    async with coordinator(answer) as url, links(heard) as made:
+    async with coordinator(answer) as url, links(received) as made:
         made.follow(("default", "digits"), job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
         async with asyncio.timeout(10):
-            await heard.news.wait()
-    return heard
+            await received.news.wait()
+    return received
 
 
-def said(body: bytes, **headers: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def handler(body: bytes, **headers: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(body=body, headers={"Content-Type": "application/json", **headers})
 
@@ -196,24 +196,24 @@ async def endless(request: web.Request) -> web.StreamResponse:
 @pytest.mark.parametrize(
     "hostile",
     [
-        pytest.param(said(b'{"seq":1,"why":"' + b"x" * 2**20 + b'"}'), id="large"),
+        pytest.param(handler(b'{"seq":1,"why":"' + b"x" * 2**20 + b'"}'), id="large"),
         pytest.param(endless, id="endless"),
         pytest.param(chunked, id="without a length"),
-        pytest.param(said(b'{"seq":1,"ranks":[' + b"[]," * 60_000 + b"[]]}"), id="many values"),
+        pytest.param(handler(b'{"seq":1,"ranks":[' + b"[]," * 60_000 + b"[]]}"), id="many values"),
         pytest.param(
-            said(gzip.compress(b'{"seq":1,"why":"' + b"x" * 2**24 + b'"}'), **{GZIP: "gzip"}),
+            handler(gzip.compress(b'{"seq":1,"why":"' + b"x" * 2**24 + b'"}'), **{GZIP: "gzip"}),
             id="compressed",
         ),
-        pytest.param(said(b'{"seq":1,"ranks":' + b"[" * 100_000), id="deep"),
-        pytest.param(said(b"[]", **{"Set-Cookie": "a=" + "b" * 10_000}), id="headers"),
-        pytest.param(said(b"no JSON"), id="nonsense"),
+        pytest.param(handler(b'{"seq":1,"ranks":' + b"[" * 100_000), id="deep"),
+        pytest.param(handler(b"[]", **{"Set-Cookie": "a=" + "b" * 10_000}), id="headers"),
+        pytest.param(handler(b"no JSON"), id="nonsense"),
     ],
 )
 def test_a_hostile_answer_is_refused_and_the_next_one_accepted(
     hostile: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> None:
-    heard = asyncio.run(heard_after(hostile))
-    assert [status.seq for status in heard.statuses] == [HONEST]
+    received = asyncio.run(heard_after(hostile))
+    assert [status.seq for status in received.statuses] == [HONEST]
 
 
 RANK = {"member": [0, 0, 1000]}
@@ -228,7 +228,7 @@ def test_the_size_limit_follows_existing_pods_and_not_the_spec(pods: int, *, tak
     assert asked.settings is not None
 
     async def scenario() -> tuple[list[int], OperatorMetrics]:
-        heard, metrics, refused = Heard(), OperatorMetrics(), asyncio.Event()
+        received, metrics, refused = Heard(), OperatorMetrics(), asyncio.Event()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": HONEST, "ranks": [RANK] * 300})
@@ -236,22 +236,25 @@ def test_the_size_limit_follows_existing_pods_and_not_the_spec(pods: int, *, tak
         def missed(*_: object) -> None:
             refused.set()
 
-        async with coordinator(answer) as url, links(heard, metrics=metrics, missed=missed) as made:
+        async with (
+            coordinator(answer) as url,
+            links(received, metrics=metrics, missed=missed) as made,
+        ):
             key = ("default", "digits")
             made.follow(key, asked, url, key_id=KEYS.key_id, pods=pods, hurry=True)
             async with asyncio.timeout(30):
-                await (heard.news if taken else refused).wait()
-        return [status.seq for status in heard.statuses], metrics
+                await (received.news if taken else refused).wait()
+        return [status.seq for status in received.statuses], metrics
 
-    heard, metrics = asyncio.run(scenario())
-    assert heard == ([HONEST] if taken else [])
+    seqs, metrics = asyncio.run(scenario())
+    assert seqs == ([HONEST] if taken else [])
     assert refusals(metrics) == ({} if taken else {"count": 1.0})
 
 
 def refusals(metrics: OperatorMetrics) -> dict[str, float]:
     name = "paceline_operator_answers_refused_total"
-    found = (sample for family in metrics.registry.collect() for sample in family.samples)
-    return {each.labels["reason"]: each.value for each in found if each.name == name}
+    samples = (sample for family in metrics.registry.collect() for sample in family.samples)
+    return {each.labels["reason"]: each.value for each in samples if each.name == name}
 
 
 @pytest.mark.long
@@ -264,19 +267,19 @@ def test_refused_answers_are_counted_by_reason_and_logged_in_one_line(
     wanted = {"form", "length", "count"}
 
     async def scenario() -> dict[str, float]:
-        heard, metrics, asked = Heard(), OperatorMetrics(), 0
+        received, metrics, asked = Heard(), OperatorMetrics(), 0
 
         async def answer(_: web.Request) -> web.Response:
             nonlocal asked
             asked += 1
             return web.Response(body=answers[asked % len(answers)])
 
-        async with coordinator(answer) as url, links(heard, metrics=metrics) as made:
+        async with coordinator(answer) as url, links(received, metrics=metrics) as made:
             for name in ("one", "two", "three"):
                 key = ("default", name)
                 made.follow(key, job(name), url, key_id=KEYS.key_id, pods=2, hurry=True)
             await until(lambda: asked >= 30 and set(refusals(metrics)) == wanted)
-        assert not heard.statuses
+        assert not received.statuses
         return refusals(metrics)
 
     counted = asyncio.run(scenario())
@@ -291,13 +294,13 @@ def test_a_peers_error_message_is_shortened_and_printable() -> None:
     """The reason of a status line goes to the log, to a condition, and so to terminals."""
 
     async def scenario() -> str:
-        told, news = list[Unheard](), asyncio.Event()
+        failures, news = list[Unheard](), asyncio.Event()
 
         async def answer(_: web.Request) -> web.Response:
             return web.Response(status=500, reason="\x1b]52;c;aGk=\x07" + "x" * 5000)
 
         def missed(_: Key, unheard: Unheard, __: bool) -> None:
-            told.append(unheard)
+            failures.append(unheard)
             news.set()
 
         async with coordinator(answer) as url, links(Heard(), missed=missed) as made:
@@ -305,7 +308,7 @@ def test_a_peers_error_message_is_shortened_and_printable() -> None:
             made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
             async with asyncio.timeout(30):
                 await news.wait()
-        return told[0].why
+        return failures[0].why
 
     why = asyncio.run(scenario())
     assert why.isprintable()
@@ -320,13 +323,13 @@ def test_jobs_of_a_namespace_beyond_its_share_are_polled_later(
     monkeypatch.setattr(cluster_coordinator, "NAMESPACE_BYTES", Rate(1.0, 3.0 * len(text)))
 
     async def scenario() -> tuple[dict[Key, int], set[Key], dict[str, float]]:
-        metrics, heard, late = OperatorMetrics(), dict[Key, int](), set[Key]()
+        metrics, answers, late = OperatorMetrics(), dict[Key, int](), set[Key]()
 
         async def answer(_: web.Request) -> web.Response:
             return web.Response(body=text)
 
         def hear(key: Key, _: Status) -> None:
-            heard[key] = heard.get(key, 0) + 1
+            answers[key] = answers.get(key, 0) + 1
 
         def missed(key: Key, unheard: Unheard, _: bool) -> None:
             assert unheard.cause is UnreachableCause.SHARE, unheard
@@ -339,12 +342,12 @@ def test_jobs_of_a_namespace_beyond_its_share_are_polled_later(
             await until(lambda: len(late) >= 7)
             key = ("other", "digits")
             made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=False)
-            await until(lambda: key in heard)
-        return heard, late, refusals(metrics)
+            await until(lambda: key in answers)
+        return answers, late, refusals(metrics)
 
-    heard, late, counted = asyncio.run(scenario())
-    assert sum(count for key, count in heard.items() if key[0] == "greedy") == 3
-    assert heard["other", "digits"] >= 1
+    answers, late, counted = asyncio.run(scenario())
+    assert sum(count for key, count in answers.items() if key[0] == "greedy") == 3
+    assert answers["other", "digits"] >= 1
     assert {key[0] for key in late} == {"greedy"}
     assert set(counted) == {"share"}
 
@@ -393,9 +396,9 @@ def test_an_endless_response_loses_its_connection(first: bytes, flood: bytes) ->
             made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=False)
             async with asyncio.timeout(60):
                 await over.wait()
-            found = sent
+            total = sent
         await close_server(server)
-        return found
+        return total
 
     assert asyncio.run(scenario()) < FLOOD_MAX
 
@@ -413,18 +416,18 @@ def test_answers_are_decoded_outside_the_event_loop_thread(monkeypatch: pytest.M
     monkeypatch.setattr(cluster_coordinator, "read_coordinator_status", slow)
 
     async def scenario() -> Heard:
-        heard = Heard()
+        received = Heard()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": HONEST})
 
-        async with coordinator(answer) as url, links(heard) as made:
+        async with coordinator(answer) as url, links(received) as made:
             key = ("default", "digits")
             made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
             await until(begun.is_set)
             go_on.set()
-            await until(lambda: heard.statuses)
-        return heard
+            await until(lambda: received.statuses)
+        return received
 
     try:
         assert asyncio.run(scenario()).statuses[0].seq == HONEST
@@ -448,8 +451,8 @@ def test_an_answer_that_never_completes_times_out(monkeypatch: pytest.MonkeyPatc
         except ConnectionError:
             return response
 
-    heard = asyncio.run(heard_after(trickle))
-    assert [status.seq for status in heard.statuses] == [HONEST]
+    received = asyncio.run(heard_after(trickle))
+    assert [status.seq for status in received.statuses] == [HONEST]
 
 
 def test_redirects_are_not_followed() -> None:
@@ -470,20 +473,20 @@ def test_redirects_are_not_followed() -> None:
 
             return await heard_after(redirect), asked
 
-    heard, asked = asyncio.run(scenario())
-    assert [status.seq for status in heard.statuses] == [HONEST]
+    received, asked = asyncio.run(scenario())
+    assert [status.seq for status in received.statuses] == [HONEST]
     assert asked == 0
 
 
 def test_cookies_are_not_kept() -> None:
     async def scenario() -> list[str]:
-        heard, cookies = Heard(), []
+        received, cookies = Heard(), []
 
         async def answer(request: web.Request) -> web.Response:
             cookies.append(request.headers.get("Cookie", ""))
             return web.json_response({"seq": len(cookies)}, headers={"Set-Cookie": "a=b; Path=/"})
 
-        async with coordinator(answer) as url, links(heard) as made:
+        async with coordinator(answer) as url, links(received) as made:
             made.follow(
                 ("default", "digits"),
                 job(),
@@ -494,8 +497,8 @@ def test_cookies_are_not_kept() -> None:
             )
             async with asyncio.timeout(10):
                 while len(cookies) < 2:
-                    heard.news.clear()
-                    await heard.news.wait()
+                    received.news.clear()
+                    await received.news.wait()
         return cookies
 
     assert set(asyncio.run(scenario())) == {""}
@@ -510,18 +513,18 @@ def test_a_large_job_may_send_a_larger_answer() -> None:
     ]
 
     async def scenario() -> Heard:
-        heard = Heard()
+        received = Heard()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": 1, "ranks": ranks})
 
-        async with coordinator(answer) as url, links(heard) as made:
+        async with coordinator(answer) as url, links(received) as made:
             made.follow(
                 ("default", "digits"), job(), url, key_id=KEYS.key_id, pods=1000, hurry=True
             )
             async with asyncio.timeout(20):
-                await heard.news.wait()
-        return heard
+                await received.news.wait()
+        return received
 
     assert len(asyncio.run(scenario()).statuses[0].ranks) == 1000
 
@@ -534,10 +537,10 @@ def test_a_coordinator_causes_a_bounded_number_of_events() -> None:
             for n in range(100)
         )
         workers = [worker(slot) for slot in range(3)]
-        seen = training(
+        observed = training(
             coordinator=coordinator_status(workers, history=resumed), sent=Sent(events=sent)
         )
-        events = reconcile(job_of(RUNNING, replicas=3), seen, NOW).events
+        events = reconcile(job_of(RUNNING, replicas=3), observed, NOW).events
         sent |= {event.key for event in events}
     assert len([key for key in sent if key.startswith("resumed:")]) == 100
 
@@ -549,7 +552,7 @@ def test_a_job_with_a_lost_key_is_logged_once(caplog: pytest.LogCaptureFixture) 
         async with Links(
             secrets_of=lambda *_: None,
             heard=Heard(),
-            missed=lambda *told: missed.append(told),
+            missed=lambda *args: missed.append(args),
             arrived=lambda *_: None,
             clock=asyncio.get_running_loop().time,
             leads=lambda: True,
@@ -563,5 +566,5 @@ def test_a_job_with_a_lost_key_is_logged_once(caplog: pytest.LogCaptureFixture) 
 
     asyncio.run(scenario())
     assert caplog.text.count("0ld0ld00") == 1
-    ((_, told, away),) = missed
-    assert (told.cause, told.detail, away) == (UnreachableCause.KEY, "0ld0ld00", True)
+    ((_, failure, away),) = missed
+    assert (failure.cause, failure.detail, away) == (UnreachableCause.KEY, "0ld0ld00", True)

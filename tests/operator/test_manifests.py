@@ -143,9 +143,9 @@ def test_the_job_file_leaves_the_environment_to_the_kubelet(tmp_path: Path) -> N
     job = job_of(**copy.deepcopy(RICH))
     file = tmp_path / "job.json"
     file.write_text(job_file(job))
-    found = read_job_file(file)
-    assert found.env == ()
-    assert found.command == ("python", "train.py", "--lr=$(LR)")
+    parsed = read_job_file(file)
+    assert parsed.env == ()
+    assert parsed.command == ("python", "train.py", "--lr=$(LR)")
     assert read_resolved_job(file) == job.settings
 
 
@@ -153,11 +153,11 @@ def test_only_settings_that_the_coordinator_can_change_are_sent_again() -> None:
     job = job_of()
     assert job.settings is not None
     wanted = msgspec.to_builtins(RoundSettings.of(job.settings.collective))
-    told = json.loads(msgspec.json.encode(wanted))
-    assert settings_differ(wanted, told) == []
-    assert settings_differ(wanted, told | {"mode": "Solo", "pacing": "Samples"}) == ["mode"]
-    del told["late"]
-    assert settings_differ(wanted, told) == []
+    reported = json.loads(msgspec.json.encode(wanted))
+    assert settings_differ(wanted, reported) == []
+    assert settings_differ(wanted, reported | {"mode": "Solo", "pacing": "Samples"}) == ["mode"]
+    del reported["late"]
+    assert settings_differ(wanted, reported) == []
 
 
 @pytest.mark.parametrize("spec", [{}, RICH])
@@ -227,8 +227,8 @@ def test_names_of_the_template_are_not_taken_again() -> None:
     spec = {"containers": [trainer, {"name": "coordinator", "image": "c"}], "volumes": volumes}
     job = job_of(template={"spec": spec}, checkpoint={"path": "/checkpoints", "claimName": "c"})
     made = children.worker(job, 0, 1, key_id=KEY)["spec"]
-    found = [volume["name"] for volume in made["volumes"]]
-    assert len(set(found)) == len(found) == len(ours) + 5
+    volume_names = [volume["name"] for volume in made["volumes"]]
+    assert len(set(volume_names)) == len(volume_names) == len(ours) + 5
     container = made["containers"][0]
     by_path = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert by_path["/data"] == "paceline-run", "the user's mount is untouched"
@@ -267,10 +267,10 @@ def test_both_autoscalers_keep_the_node_of_a_worker_unless_it_may_be_evicted() -
     evict, disrupt = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
 
     def noted(**spec: Any) -> dict[str, str]:
-        found: dict[str, str] = children.worker(job_of(**spec), 0, 1, key_id=KEY)["metadata"][
+        notes: dict[str, str] = children.worker(job_of(**spec), 0, 1, key_id=KEY)["metadata"][
             "annotations"
         ]
-        return found
+        return notes
 
     kept = noted()
     assert (kept[evict], kept[disrupt]) == ("false", "true")
@@ -310,8 +310,8 @@ def test_keys_differ_by_job_and_operator() -> None:
 
 def test_hkdf_gives_the_published_values() -> None:
     """The values are those of test case 1 of RFC 5869."""
-    found = hkdf(b"\x0b" * 22, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"), 42, bytes(range(13)))
-    assert found.hex() == (
+    key = hkdf(b"\x0b" * 22, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"), 42, bytes(range(13)))
+    assert key.hex() == (
         "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
     )
 

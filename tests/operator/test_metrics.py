@@ -41,14 +41,14 @@ def test_jobs_are_counted_by_state_and_states_without_jobs_are_removed() -> None
 
 def figures(world: Inside) -> dict[str, float]:
     """Return the sum of each sample over all its series, and each series with its labels."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     page = world.operator._health.page().decode()
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            told = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-            found[f"{sample.name}{{{told}}}"] = sample.value
-    return found
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+            values[f"{sample.name}{{{labels}}}"] = sample.value
+    return values
 
 
 def test_every_metric_of_the_operator_is_written_and_correct() -> None:

@@ -12,9 +12,9 @@ from paceline_operator.core.observed import NO_SLOT
 @pytest.mark.parametrize("digits", [21, 5_000])
 def test_a_slot_with_too_many_digits_is_ignored(digits: int) -> None:
     labels = {LABEL_JOB: "a", LABEL_ROLE: "worker", LABEL_SLOT: "9" * digits, LABEL_ATTEMPT: "1"}
-    found = pod_of(PodObject(Meta(labels=labels, resource_version="9" * digits)), 0.0)
-    assert found is not None
-    _, _, pod = found
+    parsed = pod_of(PodObject(Meta(labels=labels, resource_version="9" * digits)), 0.0)
+    assert parsed is not None
+    _, _, pod = parsed
     assert (pod.slot, pod.attempt, pod.version) == (NO_SLOT, 1, 0)
 
 

@@ -92,15 +92,15 @@ def test_a_secret_without_usable_keys_is_refused(fields: dict[str, bytes]) -> No
         desk.load()
 
 
-def keyed(found: Observed, key: str) -> Observed:
-    pods = tuple(replace(pod, notes={NOTE_KEY: key}) for pod in found.pods)
-    return replace(found, pods=pods, sent=Sent())
+def keyed(observed: Observed, key: str) -> Observed:
+    pods = tuple(replace(pod, notes={NOTE_KEY: key}) for pod in observed.pods)
+    return replace(observed, pods=pods, sent=Sent())
 
 
 def test_a_job_keeps_the_key_of_its_pods() -> None:
     """The pods trust each other; the Secret of another key has another token and certificate."""
-    seen = replace(keyed(training(2), "0ld0ld00"), key_id="new0new0")
-    changes = reconcile(job_of(RUNNING, replicas=3), seen, NOW)
+    observed = replace(keyed(training(2), "0ld0ld00"), key_id="new0new0")
+    changes = reconcile(job_of(RUNNING, replicas=3), observed, NOW)
     assert changes.needs_secret is not None
     assert changes.needs_secret.key_id == "0ld0ld00"
     (made,) = changes.workers
@@ -112,8 +112,8 @@ def test_a_job_keeps_the_key_of_its_pods() -> None:
 def test_a_job_without_pods_gets_the_newest_key() -> None:
     ended = replace(worker(0), deleting=True, notes={NOTE_KEY: "0ld0ld00"})
     for pods in ((), (ended, replace(COORDINATOR, deleting=True, notes={NOTE_KEY: "0ld0ld00"}))):
-        seen = Observed(pods=pods, key_id="new0new0")
-        assert seen.key_in_use("job-uid") == "new0new0"
+        observed = Observed(pods=pods, key_id="new0new0")
+        assert observed.key_in_use("job-uid") == "new0new0"
     changes = reconcile(job_of(replicas=1), Observed(key_id="new0new0"), NOW)
     assert changes.needs_secret is not None
     assert changes.needs_secret.key_id == "new0new0"

@@ -74,13 +74,13 @@ def test_a_foreign_object_is_neither_changed_nor_deleted(name: str, kind: str) -
     body, owner = FOREIGN[name]
     server = Server(lambda: 0.0)
     server.objects[kind, NAMESPACE, "x"] = before = copy.deepcopy(body)
-    with pytest.raises(TakenError) as found:
+    with pytest.raises(TakenError) as error:
         asyncio.run(apply_own(server, kind, NAMESPACE, manifest(owner), owner=owner))
     asyncio.run(delete_own(server, kind, NAMESPACE, "x", owner=owner))
     assert server.find(kind, NAMESPACE, "x") is before
     assert before == body
     for part in (kind, "x", NAMESPACE, "kubectl delete"):
-        assert part in found.value.message
+        assert part in error.value.message
 
 
 @pytest.mark.parametrize("owner", ["", UID])
@@ -129,23 +129,23 @@ def test_a_job_reports_a_taken_name_and_continues_once_it_is_free(
     world: World, kind: str, spec: dict[str, Any]
 ) -> None:
     job = world.server.insert(PLURAL, NAMESPACE, job_body(replicas=2, minReplicas=1, **spec))
-    found = COORDINATOR_SERVICE
+    name = COORDINATOR_SERVICE
     if kind != "services":
-        found = group_name("digits", job["metadata"]["uid"])
-    theirs = existing(name=found, namespace=NAMESPACE, managedFields=THEIRS, resourceVersion="1")
-    world.server.objects[kind, NAMESPACE, found] = theirs
+        name = group_name("digits", job["metadata"]["uid"])
+    theirs = existing(name=name, namespace=NAMESPACE, managedFields=THEIRS, resourceVersion="1")
+    world.server.objects[kind, NAMESPACE, name] = theirs
     world.settle(10)
     assert degraded(world)["status"] == "True"
     assert degraded(world)["reason"] == "NameTaken"
     assert "kubectl-create" in degraded(world)["message"]
-    assert f"kubectl delete {kind} {found}" in degraded(world)["message"]
-    assert world.server.find(kind, NAMESPACE, found)["spec"] == {"theirs": True}
+    assert f"kubectl delete {kind} {name}" in degraded(world)["message"]
+    assert world.server.find(kind, NAMESPACE, name)["spec"] == {"theirs": True}
     events = [e for e in world.server.of_kind("events") if e["reason"] == "NameTaken"]
     assert len(events) == 1
-    world.server.remove(kind, NAMESPACE, found)
+    world.server.remove(kind, NAMESPACE, name)
     world.settle(90)
     assert degraded(world)["status"] == "False"
-    assert world.server.find(kind, NAMESPACE, found)["spec"] != {"theirs": True}
+    assert world.server.find(kind, NAMESPACE, name)["spec"] != {"theirs": True}
 
 
 def test_a_foreign_service_is_kept_after_the_last_job() -> None:

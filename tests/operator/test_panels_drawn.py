@@ -27,19 +27,19 @@ def looker() -> Iterator[Looker]:
     with or_skip():
         prometheus.require("prometheus")
         prometheus.require("promtool")
-    with drawn.recorded([ONE, SLOW_SCRAPES, drawn.LARGE, *drawn.MODES]) as found:
-        yield found
+    with drawn.recorded([ONE, SLOW_SCRAPES, drawn.LARGE, *drawn.MODES]) as recording:
+        yield recording
 
 
 def panel(title: str, stem: str = "job") -> dict[str, Any]:
-    (found,) = (
+    (body,) = (
         each
         for file in FILES
         if file.stem == f"paceline-{stem}"
         for each in panels(file)
         if each["title"].startswith(title)
     )
-    return found
+    return body
 
 
 def values(series: dict[str, Any]) -> list[float]:
@@ -77,7 +77,7 @@ def test_legends_are_readable_with_64_ranks(looker: Looker) -> None:
     for file in FILES:
         for each in panels(file):
             if each["type"] in ("timeseries", "bargauge") and "operator" not in str(each):
-                entries = sum(len(found) for found in looker.answers(each, drawn.LARGE))
+                entries = sum(len(answer) for answer in looker.answers(each, drawn.LARGE))
                 assert 0 < entries <= ENTRIES_MAX, f"{each['title']}: {entries}"
     rows = looker.answers(panel("Who is waited for, when? All ranks"), drawn.LARGE)[0]
     names = [series["metric"]["row"] for series in rows]
@@ -101,7 +101,7 @@ def test_shares_are_relative_to_the_time_of_one_rank(looker: Looker, run: story.
         for each in panels(file):
             if each["fieldConfig"]["defaults"]["unit"] == "percentunit":
                 answers = looker.answers(each, run)
-                highest = max((max(values(s)) for found in answers for s in found), default=0)
+                highest = max((max(values(s)) for answer in answers for s in answer), default=0)
                 assert highest <= 1.02, each["title"]
 
 
@@ -111,7 +111,7 @@ def test_an_ended_job_does_not_look_alive(looker: Looker) -> None:
         for each in panels(file):
             if each["type"] == "stat" and "operator" not in str(each["targets"]):
                 alive = looker.answers(each, ONE, later_s=600)
-                assert [found for found in alive if found] == [], each["title"]
+                assert [answer for answer in alive if answer] == [], each["title"]
 
 
 def test_zero_and_missing_data_look_different(looker: Looker) -> None:
@@ -132,9 +132,9 @@ def test_a_lost_rank_is_one_annotation(looker: Looker) -> None:
     for mark in marks:
         asked = drawn.filled(mark["expr"], ONE, 30, ONE.lasts_s)
         end_s = story.BEGAN_S + ONE.lasts_s
-        found = looker.server.range(asked, story.BEGAN_S, end_s, float(mark["step"][:-1]))
+        answer = looker.server.range(asked, story.BEGAN_S, end_s, float(mark["step"][:-1]))
         at[mark["name"]] = [
-            int(moment) - story.BEGAN_S for series in found for moment, _ in series["values"]
+            int(moment) - story.BEGAN_S for series in answer for moment, _ in series["values"]
         ]
     assert len(at["Ranks are lost or leave"]) == 1
     assert 0 <= at["Ranks are lost or leave"][0] - story.KILLED_S <= drawn.CHOSEN_S + 60
@@ -147,7 +147,7 @@ def test_a_table_keeps_its_columns_while_only_agents_report(looker: Looker) -> N
     """A column without an answer to its query would be called "Value"."""
     jobs = panel("Which jobs train?", "cluster")
     begun = looker.answers(jobs, ONE)
-    assert all(len(found) == len(begun[0]) for found in begun)
+    assert all(len(answer) == len(begun[0]) for answer in begun)
     for target in jobs["targets"]:
         assert re.search(r"paceline_coordinator_connected_info", target["expr"])
 

@@ -37,9 +37,9 @@ def test_each_baseline_control_is_enforced_at_both_levels(name: str) -> None:
 def test_each_restricted_control_is_enforced_only_at_its_level(name: str) -> None:
     body, words = BROKEN_RESTRICTED[name]
     assert violations(body, BASELINE) == []
-    found = violations(body, RESTRICTED)
-    assert len(found) == 1, found
-    assert words in found[0]
+    problems = violations(body, RESTRICTED)
+    assert len(problems) == 1, problems
+    assert words in problems[0]
 
 
 @pytest.mark.parametrize("name", ALLOWED)

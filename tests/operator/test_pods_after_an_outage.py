@@ -39,17 +39,17 @@ def ended(kind: str = "Complete") -> JobObject:
     return job_of({"completionTime": timestamp(NOW), "conditions": [condition]})
 
 
-def deleted(seen: Observed, now_s: float) -> list[str]:
-    return [deletion.name for deletion in reconcile(ended(), seen, now_s).delete]
+def deleted(observed: Observed, now_s: float) -> list[str]:
+    return [deletion.name for deletion in reconcile(ended(), observed, now_s).delete]
 
 
 # ---- decisions ---------------------------------------------------------------------------------
 
 
 def test_workers_that_stay_are_deleted_after_their_grace_period() -> None:
-    seen = Observed(pods=RUNNING, pods_live_s=NOW - 100)
-    assert deleted(seen, NOW + GRACE_S - 1) == []
-    assert deleted(seen, NOW + GRACE_S) == ["digits-0-1", "digits-1-1", "digits-coordinator-1"]
+    observed = Observed(pods=RUNNING, pods_live_s=NOW - 100)
+    assert deleted(observed, NOW + GRACE_S - 1) == []
+    assert deleted(observed, NOW + GRACE_S) == ["digits-0-1", "digits-1-1", "digits-coordinator-1"]
 
 
 def test_no_pod_is_deleted_for_its_age_while_the_pod_watch_is_away() -> None:
@@ -61,21 +61,21 @@ def test_no_pod_is_deleted_for_its_age_while_the_pod_watch_is_away() -> None:
 
 def test_the_grace_period_of_workers_begins_when_the_api_server_is_back() -> None:
     """The workers ended during the outage, and their kubelets report it in a moment."""
-    seen = Observed(pods=RUNNING, pods_live_s=BACK_S)
-    first = reconcile(ended(), seen, BACK_S)
+    observed = Observed(pods=RUNNING, pods_live_s=BACK_S)
+    first = reconcile(ended(), observed, BACK_S)
     assert (first.delete, first.look_again_s) == ((), BACK_S + GRACE_S)
-    told = tuple(replace(p, phase="Succeeded", end=PodEnd(0, "")) for p in RUNNING[:2])
-    assert deleted(replace(seen, pods=told), BACK_S + GRACE_S) == []
-    assert deleted(seen, BACK_S + GRACE_S) == [pod.name for pod in RUNNING]
+    finished = tuple(replace(p, phase="Succeeded", end=PodEnd(0, "")) for p in RUNNING[:2])
+    assert deleted(replace(observed, pods=finished), BACK_S + GRACE_S) == []
+    assert deleted(observed, BACK_S + GRACE_S) == [pod.name for pod in RUNNING]
 
 
 def test_the_grace_period_of_a_sidecar_begins_when_the_api_server_is_back() -> None:
     lingers = worker(0, end=PodEnd(0, "finished"), phase="Running", ended_seen_s=NOW)
     for live_s, gone_s in ((None, None), (BACK_S, BACK_S + SIDECAR_S)):
-        seen = Observed(pods=(lingers,), pods_live_s=live_s)
-        assert deleted(seen, BACK_S) == []
+        observed = Observed(pods=(lingers,), pods_live_s=live_s)
+        assert deleted(observed, BACK_S) == []
         if gone_s is not None:
-            assert deleted(seen, gone_s) == ["digits-0-1"]
+            assert deleted(observed, gone_s) == ["digits-0-1"]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_the_grace_period_of_a_worker_begins_when_its_kubelet_is_back(
     node: Node, due_s: float
 ) -> None:
     """It also begins when the node counts as lost. Workers on other nodes do not wait for it."""
-    seen = Observed(pods=RUNNING, nodes={"node-0": node, "node-1": Node("node-1")})
-    assert "digits-0-1" not in deleted(seen, due_s - 1)
-    assert "digits-0-1" in deleted(seen, due_s)
-    assert "digits-1-1" in deleted(seen, NOW + GRACE_S)
-    blind = replace(seen, nodes_fresh=False)
+    observed = Observed(pods=RUNNING, nodes={"node-0": node, "node-1": Node("node-1")})
+    assert "digits-0-1" not in deleted(observed, due_s - 1)
+    assert "digits-0-1" in deleted(observed, due_s)
+    assert "digits-1-1" in deleted(observed, NOW + GRACE_S)
+    blind = replace(observed, nodes_fresh=False)
     assert "digits-0-1" in deleted(blind, NOW + GRACE_S), "nothing is concluded from nodes"
 
 
@@ -223,6 +223,6 @@ def test_a_connection_reestablished_at_once_is_no_outage(
     """Proxies cut connections again and again, and a long grace period has to end all the same."""
     cut = Step(after_s=60.0, ends=ends)
     server = Server(cut, Step(REFUSED, after_s=BREAK_S / 2) if ends else cut, cut, cut)
-    told = server.run(monkeypatch)
-    assert set(told) <= {None, NOW}
-    assert told[-1] == NOW
+    times = server.run(monkeypatch)
+    assert set(times) <= {None, NOW}
+    assert times[-1] == NOW

@@ -179,6 +179,6 @@ def test_only_names_of_objects_get_into_a_path_and_their_number_is_bounded() -> 
         {"name": f"v{n}", "persistentVolumeClaim": {"claimName": name}}
         for n, name in enumerate(names)
     ]
-    found = looked_up(job_of(template=template(volumes=volumes)))
-    assert [each.name for each in found] == [f"claim-{n}" for n in range(LOOKED_UP_MAX)]
+    objects = looked_up(job_of(template=template(volumes=volumes)))
+    assert [each.name for each in objects] == [f"claim-{n}" for n in range(LOOKED_UP_MAX)]
     assert looked_up(job_of(template=template(volumes="none", imagePullSecrets=[1]))) == ()

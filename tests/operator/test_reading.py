@@ -32,15 +32,15 @@ def changed(part: str, **fields: Any) -> dict[str, Any]:
 
 def test_a_new_status_is_read_without_parsing_the_spec() -> None:
     known = read_job(body())
-    told = with_status(body(), resolved=known.resolved, round=7)
-    again = read_again(told, body(), known)
-    assert again == read_job(told), "what it keeps is what it had resolved"
+    new = with_status(body(), resolved=known.resolved, round=7)
+    again = read_again(new, body(), known)
+    assert again == read_job(new), "what it keeps is what it had resolved"
     assert again.round == 7
     assert again.spec is known.spec
 
 
 @pytest.mark.parametrize(
-    "told",
+    "new",
     [
         changed("spec", replicas=3),
         changed("spec", replicas=-1),
@@ -51,10 +51,10 @@ def test_a_new_status_is_read_without_parsing_the_spec() -> None:
         with_status(body(), resolved={"procsPerReplica": 1, "backoffLimit": 99}),
     ],
 )
-def test_any_other_change_parses_the_whole_job(told: dict[str, Any]) -> None:
+def test_any_other_change_parses_the_whole_job(new: dict[str, Any]) -> None:
     known = read_job(body())
-    again = read_again(told, body(), known)
-    assert again == read_job(told)
+    again = read_again(new, body(), known)
+    assert again == read_job(new)
     assert again != known
 
 
@@ -62,5 +62,5 @@ def test_an_invalid_job_keeps_its_problems() -> None:
     wrong = changed("spec", replicas=-1)
     known = read_job(wrong)
     assert known.problems
-    told = with_status(wrong, round=1)
-    assert read_again(told, wrong, known) == read_job(told)
+    new = with_status(wrong, round=1)
+    assert read_again(new, wrong, known) == read_job(new)

@@ -34,8 +34,8 @@ QUEUED = {"scheduling": {"provider": "Kueue"}}
 def reason(changes: Changes, kind: str) -> tuple[str, str]:
     """Return the status and the reason of a condition that a decision writes."""
     assert changes.status is not None
-    found = next(c for c in changes.status["conditions"] if c["type"] == kind)
-    return found["status"], found["reason"]
+    condition = next(c for c in changes.status["conditions"] if c["type"] == kind)
+    return condition["status"], condition["reason"]
 
 
 def events(changes: Changes) -> dict[str, str]:
@@ -43,9 +43,9 @@ def events(changes: Changes) -> dict[str, str]:
 
 
 def with_coordinator(**fields: Any) -> Observed:
-    seen = training()
-    assert isinstance(seen.coordinator, Status)
-    return replace(seen, coordinator=changed(seen.coordinator, **fields))
+    observed = training()
+    assert isinstance(observed.coordinator, Status)
+    return replace(observed, coordinator=changed(observed.coordinator, **fields))
 
 
 def test_another_mode_of_the_rounds_is_an_event() -> None:
@@ -68,8 +68,8 @@ def test_a_silent_rank_without_data_degrades_the_job() -> None:
 def test_a_job_below_its_least_number_of_workers_is_degraded() -> None:
     job = job_of(RUNNING, replicas=3, minReplicas=3)
     left = [worker(0), worker(1)]
-    seen = training(2, pods=(*left, COORDINATOR))
-    assert reason(reconcile(job, seen, NOW), "Degraded") == ("True", Reason.BELOW_MIN_REPLICAS)
+    observed = training(2, pods=(*left, COORDINATOR))
+    assert reason(reconcile(job, observed, NOW), "Degraded") == ("True", Reason.BELOW_MIN_REPLICAS)
 
 
 def test_a_start_that_waits_for_more_workers_is_settling() -> None:
@@ -77,8 +77,8 @@ def test_a_start_that_waits_for_more_workers_is_settling() -> None:
     first = Status(
         coordinator="coordinator-uid", ranks=(rank_status(0, 1, RankPhase.JOINING),), replicas=2
     )
-    seen = Observed(pods=(*pods, COORDINATOR), coordinator=first, coordinator_heard_s=NOW)
-    made = reconcile(job_of(), seen, NOW)
+    observed = Observed(pods=(*pods, COORDINATOR), coordinator=first, coordinator_heard_s=NOW)
+    made = reconcile(job_of(), observed, NOW)
     assert reason(made, "RingReady") == ("False", Reason.SETTLING)
     assert reason(made, "Scheduled") == ("True", Reason.PODS_PLACED)
 
@@ -86,8 +86,8 @@ def test_a_start_that_waits_for_more_workers_is_settling() -> None:
 def test_a_new_job_starts_and_then_trains() -> None:
     made = reconcile(job_of(), Observed(), NOW)
     assert reason(made, "RingReady") == ("False", Reason.STARTING)
-    seen = training(2)
-    formed = reconcile(job_of(dict(made.status or {})), seen, NOW + 60)
+    observed = training(2)
+    formed = reconcile(job_of(dict(made.status or {})), observed, NOW + 60)
     assert reason(formed, "RingReady") == ("True", Reason.RING_FORMED)
     assert reason(formed, "Ready") == ("True", Reason.TRAINING)
 
@@ -130,8 +130,8 @@ def test_a_resumed_job_is_not_suspended_any_more(world: World) -> None:
         world.server.change(PLURAL, NAMESPACE, "digits", spec={"suspend": suspended})
         world.settle(30)
     status = world.server.find(PLURAL, NAMESPACE, "digits")["status"]
-    found = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
-    assert found["Suspended"] == ("False", Reason.RESUMED)
+    conditions = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+    assert conditions["Suspended"] == ("False", Reason.RESUMED)
 
 
 def test_a_problem_that_is_over_is_reported_as_resolved() -> None:

@@ -32,9 +32,9 @@ def calls(name: str) -> Iterator[ast.Call]:
 def named(node: ast.AST, kind: str) -> set[str]:
     """Return the members of the enum `kind` that are written in `node`."""
     return {
-        found.attr
-        for found in ast.walk(node)
-        if isinstance(found, ast.Attribute) and ast.unparse(found.value) == kind
+        child.attr
+        for child in ast.walk(node)
+        if isinstance(child, ast.Attribute) and ast.unparse(child.value) == kind
     }
 
 
@@ -48,9 +48,9 @@ def test_conditions_are_written_only_with_documented_reasons() -> None:
         for node in ast.walk(tree_of(CORE / "report/conditions.py"))
         if isinstance(node, ast.FunctionDef) and node.name == "_worst"
     )
-    told = set(CONDITIONS[ConditionType.DEGRADED])
-    assert {rule.reason for rule in RULES.values() if rule.reason} <= told
-    assert {Reason[reason] for reason in named(worst, "Reason")} <= told
+    documented = set(CONDITIONS[ConditionType.DEGRADED])
+    assert {rule.reason for rule in RULES.values() if rule.reason} <= documented
+    assert {Reason[reason] for reason in named(worst, "Reason")} <= documented
     for call in calls("End"):
         ends = {Reason[reason] for reason in named(call, "Reason")}
         assert ends <= {*CONDITIONS[ConditionType.FAILED], Reason.JOB_FINISHED}, ends
@@ -67,8 +67,8 @@ def test_every_documented_reason_exists() -> None:
     """The operator writes it, or a coordinator sends it."""
     sources = "".join(path.read_text() for path in CORE.rglob("*.py"))
     runtime = "".join(path.read_text() for path in (ROOT / "runtime/paceline").rglob("*.py"))
-    told = {*EVENTS, *(reason for reasons in CONDITIONS.values() for reason in reasons)}
-    for reason in told - set(OF_COORDINATOR):
+    documented = {*EVENTS, *(reason for reasons in CONDITIONS.values() for reason in reasons)}
+    for reason in documented - set(OF_COORDINATOR):
         assert f"Reason.{reason.name}" in sources, reason
     for reason in OF_COORDINATOR:
         assert f'"{reason}"' in runtime or f"Reason.{reason.name}" in runtime, reason
@@ -83,35 +83,35 @@ def reasons_in(name: str, argument: int) -> set[str]:
 @cache
 def calls_of_runtime() -> dict[str, list[ast.Call]]:
     """Return the calls of each function or method in the runtime, by its last name."""
-    found: defaultdict[str, list[ast.Call]] = defaultdict(list)
+    by_name: defaultdict[str, list[ast.Call]] = defaultdict(list)
     for path in (ROOT / "runtime/paceline").rglob("*.py"):
         if path.is_relative_to(ROOT / "runtime/paceline/local"):
             continue  # a run on one machine has no conditions
         for node in ast.walk(tree_of(path)):
             match node:
                 case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                    found[name].append(node)
-    return found
+                    by_name[name].append(node)
+    return by_name
 
 
 @pytest.mark.long
 def test_the_runtime_fails_jobs_only_with_documented_reasons() -> None:
     """They become the reason of Failed; an Event of another one would be JobFailed."""
-    found = reasons_in("Broken", 0) | reasons_in("Fatal", 1)
-    found |= reasons_in("fail", 0) | reasons_in("fail", 1)  # of a rank, and of the coordinator
-    words = {reason for reason in found if re.fullmatch(r"([A-Z][a-z]+){2,}", reason)}
+    reasons = reasons_in("Broken", 0) | reasons_in("Fatal", 1)
+    reasons |= reasons_in("fail", 0) | reasons_in("fail", 1)  # of a rank, and of the coordinator
+    words = {reason for reason in reasons if re.fullmatch(r"([A-Z][a-z]+){2,}", reason)}
     assert len(words) >= 12
     assert words <= set(CONDITIONS[ConditionType.FAILED])
 
 
 def test_the_coordinator_reports_only_documented_reasons_of_degraded() -> None:
-    found = set()
+    reasons = set()
     for node in ast.walk(tree_of(ROOT / REPORT)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "LiveCondition":
             kind, reason = (a.value for a in node.args[:2] if isinstance(a, ast.Constant))
-            found |= {reason} if kind == "Degraded" else set()
-    assert len(found) >= 8
-    assert found <= set(CONDITIONS[ConditionType.DEGRADED])
+            reasons |= {reason} if kind == "Degraded" else set()
+    assert len(reasons) >= 8
+    assert reasons <= set(CONDITIONS[ConditionType.DEGRADED])
 
 
 def test_the_reference_page_is_up_to_date() -> None:

@@ -42,8 +42,8 @@ def submit(world: World, **spec: Any) -> None:
 
 def degraded(world: World) -> tuple[str, str]:
     status = world.server.find(PLURAL, NAMESPACE, "digits").get("status", {})
-    found = [c for c in status.get("conditions", ()) if c["type"] == "Degraded"]
-    held = [c for c in found if c["status"] == "True"]
+    conditions = [c for c in status.get("conditions", ()) if c["type"] == "Degraded"]
+    held = [c for c in conditions if c["status"] == "True"]
     return (held[0]["reason"], held[0]["message"]) if held else ("", "")
 
 
@@ -76,15 +76,15 @@ def test_each_object_that_cannot_be_made_is_reported_and_retried(
     submit(world)
     world.settle(30)
     assert world.server.of_kind("pods") == []
-    found, message = degraded(world)
-    assert found == (reason if error not in ("webhook", "policy") else "CreationRefused")
+    reported, message = degraded(world)
+    assert reported == (reason if error not in ("webhook", "policy") else "CreationRefused")
     assert named in message
     assert refused.message in message
     assert advice in message
     assert "spec.replicas" not in message, "fewer workers need no fewer of it"
     if error == "quota":
         assert less in message
-    events = [e for e in world.server.of_kind("events") if e["reason"] == found]
+    events = [e for e in world.server.of_kind("events") if e["reason"] == reported]
     assert len(events) == 1
     assert refused.message in events[0]["message"]
     world.server.refusing.clear()
@@ -178,7 +178,7 @@ def test_a_missing_right_of_the_operator_is_no_mistake_in_the_template() -> None
     words = 'pods is forbidden: User "o" cannot create resource "pods" in API group ""'
     kind = refused_creation(403, words, transient=False)
     assert kind is RefusalKind.NO_RIGHT
-    told = as_condition(job_of(), CreationRefusal(kind, words, NOW))
-    assert told is not None
-    assert told[0] == "CreationRefused"
-    assert "spec.template" not in told[1]
+    condition = as_condition(job_of(), CreationRefusal(kind, words, NOW))
+    assert condition is not None
+    assert condition[0] == "CreationRefused"
+    assert "spec.template" not in condition[1]

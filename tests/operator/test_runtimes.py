@@ -72,7 +72,7 @@ def test_settings_of_the_runtime_are_in_force_and_in_the_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "job", "reason", "told"),
+    ("runtime", "job", "reason", "message"),
     [
         (None, {}, "RuntimeNotFound", "there is no ClusterTrainingRuntime torch in the cluster"),
         (
@@ -90,7 +90,7 @@ def test_settings_of_the_runtime_are_in_force_and_in_the_status() -> None:
     ],
 )
 def test_a_job_that_cannot_be_merged_makes_nothing_and_keeps_no_runtime(
-    runtime: SeenRuntime | None, job: dict[str, Any], reason: str, told: str
+    runtime: SeenRuntime | None, job: dict[str, Any], reason: str, message: str
 ) -> None:
     read = read_job(body(**job), known(*([runtime] if runtime else [])))
     changes = reconcile(read, Observed(), NOW)
@@ -99,7 +99,7 @@ def test_a_job_that_cannot_be_merged_makes_nothing_and_keeps_no_runtime(
     assert "runtime" not in changes.status
     conditions = {c["type"]: c for c in changes.status["conditions"]}
     assert conditions["Degraded"]["reason"] == conditions["Stalled"]["reason"] == reason
-    assert told in conditions["Degraded"]["message"]
+    assert message in conditions["Degraded"]["message"]
     (event,) = changes.events
     assert (event.reason, event.warning) == (reason, True)
     assert read.waits_for_runtime
@@ -127,9 +127,9 @@ def test_a_runtime_of_a_namespace_serves_that_namespace_only() -> None:
 def test_a_stored_runtime_is_read_without_parsing_the_spec() -> None:
     runtimes = known(seen_runtime())
     first = read_job(body(), runtimes)
-    told = body(admitted(first))
-    again = read_again(told, body(), first, {})
-    assert again == read_job(told, {})
+    stored = body(admitted(first))
+    again = read_again(stored, body(), first, {})
+    assert again == read_job(stored, {})
     assert again.spec is first.spec
 
 

@@ -85,8 +85,8 @@ def test_a_verdict_is_cached_for_a_minute() -> None:
 def test_unknown_tokens_are_rate_limited_and_known_ones_are_served() -> None:
     server = Server()
     assert server.verdict("Bearer good") == HTTPStatus.OK
-    found = [server.verdict(f"Bearer {number}") for number in range(1000)]
-    assert found.count(HTTPStatus.TOO_MANY_REQUESTS) >= 1000 - ASKED.burst
+    verdicts = [server.verdict(f"Bearer {number}") for number in range(1000)]
+    assert verdicts.count(HTTPStatus.TOO_MANY_REQUESTS) >= 1000 - ASKED.burst
     assert len(server.asked) <= ASKED.burst + 2
     assert server.verdict("Bearer good") == HTTPStatus.OK
     server.now_s += 30

@@ -52,10 +52,10 @@ def ended(
         "creationTimestamp": timestamp(NOW - 60),
     }
     body = {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status}
-    found = pod_of(msgspec.convert(body, PodObject), NOW)
-    assert found is not None
-    assert found[2].ended, "its ranks are dead, whatever else runs"
-    return found[2]
+    parsed = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert parsed is not None
+    assert parsed[2].ended, "its ranks are dead, whatever else runs"
+    return parsed[2]
 
 
 def deleted(changes: Changes) -> list[str]:
@@ -64,9 +64,9 @@ def deleted(changes: Changes) -> list[str]:
 
 def beside(pod: Pod, count: int = 3) -> Observed:
     """Return an observation of this pod among others that train."""
-    seen = training(count)
-    others = tuple(p for p in seen.pods if not p.is_worker or p.slot != pod.slot)
-    return replace(seen, pods=(*others, pod), coordinator_heard_s=NOW + 60)
+    observed = training(count)
+    others = tuple(p for p in observed.pods if not p.is_worker or p.slot != pod.slot)
+    return replace(observed, pods=(*others, pod), coordinator_heard_s=NOW + 60)
 
 
 # ---- after the end ----------------------------------------------------------------------------
@@ -82,11 +82,11 @@ def complete(**spec: Any) -> JobObject:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_the_end_a_sidecar_is_deleted_after_a_grace_period(kind: str) -> None:
-    seen = Observed(pods=(ended(kind, 0, 0, "finished"), COORDINATOR))
-    first = reconcile(complete(), seen, NOW + 1)
+    observed = Observed(pods=(ended(kind, 0, 0, "finished"), COORDINATOR))
+    first = reconcile(complete(), observed, NOW + 1)
     assert deleted(first) == ["digits-coordinator-1"]
     assert first.look_again_s == NOW + SIDECAR_S
-    assert deleted(reconcile(complete(), seen, NOW + SIDECAR_S)) == [
+    assert deleted(reconcile(complete(), observed, NOW + SIDECAR_S)) == [
         "digits-0-1",
         "digits-coordinator-1",
     ]
@@ -94,30 +94,30 @@ def test_after_the_end_a_sidecar_is_deleted_after_a_grace_period(kind: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_the_end_a_terminated_pod_is_kept_for_its_logs(kind: str) -> None:
-    seen = Observed(pods=(ended(kind, 0, 0, "finished", logger=GONE),))
-    assert deleted(reconcile(complete(), seen, NOW + 3600)) == []
+    observed = Observed(pods=(ended(kind, 0, 0, "finished", logger=GONE),))
+    assert deleted(reconcile(complete(), observed, NOW + 3600)) == []
 
 
 def test_clean_pod_policy_none_keeps_all_pods() -> None:
-    seen = Observed(pods=(ended("plain", 0, 0, "finished"),))
+    observed = Observed(pods=(ended("plain", 0, 0, "finished"),))
     job = complete(cleanPodPolicy="None")
-    assert deleted(reconcile(job, seen, NOW + 3600)) == []
+    assert deleted(reconcile(job, observed, NOW + 3600)) == []
 
 
 def test_clean_pod_policy_all_deletes_ended_pods_at_once() -> None:
-    seen = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
+    observed = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
     job = complete(cleanPodPolicy="All")
-    assert deleted(reconcile(job, seen, NOW + 1)) == ["digits-0-1"]
+    assert deleted(reconcile(job, observed, NOW + 1)) == ["digits-0-1"]
 
 
 def test_a_finished_job_is_deleted_after_its_ttl() -> None:
-    seen = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
-    early = reconcile(complete(ttlSecondsAfterFinished=600), seen, NOW + 599)
+    observed = Observed(pods=(ended("plain", 0, 0, "finished", logger=GONE),))
+    early = reconcile(complete(ttlSecondsAfterFinished=600), observed, NOW + 599)
     assert not early.delete_job
     assert early.look_again_s == NOW + 600
-    assert reconcile(complete(ttlSecondsAfterFinished=600), seen, NOW + 600).delete_job
-    assert reconcile(complete(ttlSecondsAfterFinished=0), seen, NOW).delete_job
-    assert not reconcile(complete(), seen, NOW + 10**7).delete_job, "it stays without a time"
+    assert reconcile(complete(ttlSecondsAfterFinished=600), observed, NOW + 600).delete_job
+    assert reconcile(complete(ttlSecondsAfterFinished=0), observed, NOW).delete_job
+    assert not reconcile(complete(), observed, NOW + 10**7).delete_job, "it stays without a time"
 
 
 # ---- while the job runs -----------------------------------------------------------------------
@@ -150,23 +150,23 @@ def test_a_failed_pod_is_kept_while_its_slot_backs_off() -> None:
 def test_a_drained_worker_with_a_sidecar_is_deleted(kind: str) -> None:
     drained = ended(kind, 2, 0, "drained: scaled down")
     job = job_of(TRAINING, replicas=2)
-    seen = beside(drained)
-    assert seen.coordinator is not None
-    ranks = tuple(rank for rank in seen.coordinator.ranks if rank.member.slot != 2)
-    seen = replace(seen, coordinator=structs.replace(seen.coordinator, ranks=ranks))
-    first = reconcile(job, seen, NOW)
+    observed = beside(drained)
+    assert observed.coordinator is not None
+    ranks = tuple(rank for rank in observed.coordinator.ranks if rank.member.slot != 2)
+    observed = replace(observed, coordinator=structs.replace(observed.coordinator, ranks=ranks))
+    first = reconcile(job, observed, NOW)
     assert deleted(first) == []
     assert first.look_again_s is not None
     assert first.look_again_s <= NOW + SIDECAR_S
-    assert deleted(reconcile(job, seen, NOW + SIDECAR_S)) == ["digits-2-1"]
+    assert deleted(reconcile(job, observed, NOW + SIDECAR_S)) == ["digits-2-1"]
 
 
 def test_a_released_pod_is_not_deleted_before_the_end() -> None:
     """The other ranks finish, and their coordinator may be lost before it reports the outcome."""
-    seen = beside(ended("plain", 1, 0, "finished"))
-    assert seen.coordinator is not None
-    seen = replace(seen, coordinator=structs.replace(seen.coordinator, stopping=True))
-    assert deleted(reconcile(job_of(TRAINING, replicas=3), seen, NOW + 600)) == []
+    observed = beside(ended("plain", 1, 0, "finished"))
+    assert observed.coordinator is not None
+    observed = replace(observed, coordinator=structs.replace(observed.coordinator, stopping=True))
+    assert deleted(reconcile(job_of(TRAINING, replicas=3), observed, NOW + 600)) == []
 
 
 def test_a_sidecar_named_coordinator_is_not_taken_for_the_trainer() -> None:
@@ -177,9 +177,9 @@ def test_a_sidecar_named_coordinator_is_not_taken_for_the_trainer() -> None:
     labels = {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
     status = {"phase": "Running", "containerStatuses": [sidecar, trainer]}
     body = {"metadata": {"name": "digits-0-1", "labels": labels}, "status": status}
-    found = pod_of(msgspec.convert(body, PodObject), NOW)
-    assert found is not None
-    assert not found[2].ended
+    parsed = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert parsed is not None
+    assert not parsed[2].ended
 
 
 # ---- before the start -------------------------------------------------------------------------
@@ -200,23 +200,27 @@ def starting(init: list[dict[str, Any]], trainer: dict[str, Any]) -> Pod:
     metadata = {"name": "digits-0-1", "uid": "pod-0-1", "labels": labels, "ownerReferences": owners}
     status = {"phase": "Pending", "initContainerStatuses": init, "containerStatuses": [trainer]}
     body = {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status}
-    found = pod_of(msgspec.convert(body, PodObject), NOW)
-    assert found is not None
-    return found[2]
+    parsed = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert parsed is not None
+    return parsed[2]
 
 
-def told(pod: Pod) -> tuple[str, str, str]:
+def degraded(pod: Pod) -> tuple[str, str, str]:
     changes = reconcile(job_of(), Observed(pods=(pod, COORDINATOR), sent=Sent(secret=True)), NOW)
     assert changes.status is not None
-    found = [c for c in changes.status["conditions"] if c["type"] == "Degraded"]
-    return tuple(found[0][n] for n in ("status", "reason", "message")) if found else ("", "", "")
+    conditions = [c for c in changes.status["conditions"] if c["type"] == "Degraded"]
+    return (
+        tuple(conditions[0][n] for n in ("status", "reason", "message"))
+        if conditions
+        else ("", "", "")
+    )
 
 
 def test_an_unpullable_native_sidecar_is_reported_like_the_trainer() -> None:
     mended = {"name": "copy", "state": {"terminated": {"exitCode": 0}}}
     stuck = {"name": "logger", "state": {"waiting": NO_IMAGE}}
     words = "digits-0-1: ErrImagePull: init container logger: logger:1 is not to be had"
-    assert told(starting([mended, stuck], WAITS)) == ("True", "PodNotStarting", words)
+    assert degraded(starting([mended, stuck], WAITS)) == ("True", "PodNotStarting", words)
 
 
 def test_a_crashing_native_sidecar_is_reported_with_its_last_message() -> None:
@@ -224,7 +228,7 @@ def test_a_crashing_native_sidecar_is_reported_with_its_last_message() -> None:
     waits = {"reason": "CrashLoopBackOff", "message": "back-off 40s"}
     stuck = {"name": "logger", "state": {"waiting": waits}, "lastState": last}
     words = "digits-0-1: CrashLoopBackOff: init container logger: no such file: logger.yaml"
-    assert told(starting([stuck], WAITS)) == ("True", "PodNotStarting", words)
+    assert degraded(starting([stuck], WAITS)) == ("True", "PodNotStarting", words)
 
 
 @pytest.mark.parametrize(
@@ -239,4 +243,4 @@ def test_a_starting_or_training_pod_is_not_stuck(
     init: dict[str, Any], trainer: dict[str, Any]
 ) -> None:
     """A sidecar that crashes later does not hold up the trainer."""
-    assert told(starting([{"name": "logger", **init}], trainer))[0] != "True"
+    assert degraded(starting([{"name": "logger", **init}], trainer))[0] != "True"

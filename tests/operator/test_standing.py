@@ -33,8 +33,11 @@ def held(kind: ConditionType, reason: str = "Reason", *, holds: bool = True) -> 
 def of(*conditions: WantedCondition) -> tuple[Standing, WantedCondition, WantedCondition]:
     """Return kstatus's reading of a job with these conditions, and its Ready and Stalled."""
     ready, stalled = standing({}, list(conditions))
-    told = [{"type": c.type, "status": str(c.holds)} for c in (*conditions, ready, stalled)]
-    body = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "conditions": told}}
+    bodies = [{"type": c.type, "status": str(c.holds)} for c in (*conditions, ready, stalled)]
+    body = {
+        "metadata": {"generation": 1},
+        "status": {"observedGeneration": 1, "conditions": bodies},
+    }
     return kstatus(body), ready, stalled
 
 
@@ -70,8 +73,8 @@ TABLE = [
 def test_kstatus_reads_each_state_of_a_job_as_intended(
     conditions: tuple[WantedCondition, ...], as_read: Standing, reason: Reason
 ) -> None:
-    found, ready, stalled = of(*conditions)
-    assert (found, ready.reason) == (as_read, reason)
+    state, ready, stalled = of(*conditions)
+    assert (state, ready.reason) == (as_read, reason)
     if stalled.holds:
         assert (stalled.reason, stalled.message) == (ready.reason, ready.message)
 
@@ -88,15 +91,15 @@ CONDITIONS = st.builds(
 @pytest.mark.long
 @given(st.lists(CONDITIONS, unique_by=lambda c: c.type))
 def test_ready_and_stalled_give_exactly_one_verdict(conditions: list[WantedCondition]) -> None:
-    found, ready, stalled = of(*conditions)
+    state, ready, stalled = of(*conditions)
     holding = {c.type for c in conditions if c.holds}
     assert not (ready.holds and stalled.holds)
-    assert found is (CURRENT if ready.holds else FAILED if stalled.holds else IN_PROGRESS)
+    assert state is (CURRENT if ready.holds else FAILED if stalled.holds else IN_PROGRESS)
     assert ready.reason, "a condition without a reason is refused by the API server"
     if T.COMPLETE in holding:
-        assert found is CURRENT
+        assert state is CURRENT
     elif T.FAILED in holding:
-        assert found is FAILED
+        assert state is FAILED
     elif stalled.holds:
         assert stalled.reason in NEEDS_SOMEBODY
 

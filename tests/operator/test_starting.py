@@ -67,13 +67,13 @@ def pod(
         "initContainerStatuses": init or [],
     }
     body = {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": status}
-    found = pod_of(msgspec.convert(body, PodObject), NOW)
-    assert found is not None
-    return found[2]
+    parsed = pod_of(msgspec.convert(body, PodObject), NOW)
+    assert parsed is not None
+    return parsed[2]
 
 
-def decided(*pods: Pod, now_s: float, **seen: Any) -> Changes:
-    observed = Observed(pods=pods, sent=Sent(secret=True), **seen)
+def decided(*pods: Pod, now_s: float, **fields: Any) -> Changes:
+    observed = Observed(pods=pods, sent=Sent(secret=True), **fields)
     return reconcile(job_of(replicas=1), observed, now_s)
 
 
@@ -85,7 +85,7 @@ def degraded(changes: Changes) -> tuple[str, str]:
     return "", ""
 
 
-def told(changes: Changes, reason: str) -> list[str]:
+def messages(changes: Changes, reason: str) -> list[str]:
     return [event.message for event in changes.events if event.reason == reason]
 
 
@@ -127,9 +127,9 @@ def test_each_container_that_waits_for_a_minute_is_reported_by_condition_and_eve
     stuck, words = CASES[name]
     changes = decided(stuck, now_s=NOW + WAITS_S)
     assert degraded(changes) == ("PodNotStarting", words)
-    assert told(changes, "PodNotStarting") == [words]
+    assert messages(changes, "PodNotStarting") == [words]
     early = decided(stuck, now_s=NOW + WAITS_S - 1)
-    assert told(early, "PodNotStarting") == []
+    assert messages(early, "PodNotStarting") == []
     assert early.look_again_s is not None
     assert early.look_again_s <= NOW + WAITS_S
 
@@ -155,23 +155,23 @@ def test_a_sidecar_that_never_starts_beside_ranks_that_train_is_reported() -> No
 def test_pods_that_wait_for_the_same_are_reported_once() -> None:
     why = "ErrImagePull: no such image"
     pods = [worker(n, phase="Pending", bound_s=NOW, waiting=why, waits=(why,)) for n in range(9)]
-    seen = Observed(pods=(*pods, COORDINATOR), sent=Sent(secret=True))
-    changes = reconcile(job_of(replicas=9), seen, NOW + WAITS_S)
+    observed = Observed(pods=(*pods, COORDINATOR), sent=Sent(secret=True))
+    changes = reconcile(job_of(replicas=9), observed, NOW + WAITS_S)
     names = ", ".join(f"digits-{n}-1" for n in range(4))
     assert degraded(changes)[1] == f"{names} and 5 more: {why}"
-    assert len(told(changes, "PodNotStarting")) == 1
+    assert len(messages(changes, "PodNotStarting")) == 1
 
 
 def test_a_worker_without_a_node_is_reported_while_the_others_train() -> None:
-    seen = training(2)
+    observed = training(2)
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
     new = worker(2, node="", phase="Pending", unschedulable=words, created_s=NOW)
-    seen = replace(seen, pods=(*seen.pods, new))
+    observed = replace(observed, pods=(*observed.pods, new))
     job = job_of(RUNNING, replicas=3)
-    assert degraded(reconcile(job, seen, NOW + 1)) == ("", "")
-    changes = reconcile(job, seen, NOW + WAITS_S)
+    assert degraded(reconcile(job, observed, NOW + 1)) == ("", "")
+    changes = reconcile(job, observed, NOW + WAITS_S)
     assert degraded(changes) == ("Unschedulable", f"digits-2-1: {words}")
-    assert told(changes, "Unschedulable") == [f"digits-2-1: {words}"]
+    assert messages(changes, "Unschedulable") == [f"digits-2-1: {words}"]
     assert changes.status is not None
     assert changes.status["state"] != "Unschedulable", "the job trains"
 
@@ -191,7 +191,7 @@ def test_events_are_asked_for_where_the_kubelet_is_silent_in_the_status() -> Non
     assert second.ask_why == ()
     words = 'digits-0-1: FailedMount: secret "keys" not found'
     assert degraded(second) == ("PodNotStarting", words)
-    assert told(second, "PodNotStarting") == [words]
+    assert messages(second, "PodNotStarting") == [words]
     assert second.look_again_s is not None
     assert decided(SILENT, now_s=NOW + 2 * WAITS_S, warned=asked).ask_why == (SILENT.uid,)
 
@@ -210,8 +210,8 @@ def test_events_are_not_asked_for_where_something_runs_or_gives_a_reason(stuck: 
 
 def test_events_of_few_pods_are_asked_for_at_once() -> None:
     pods = [worker(n, phase="Pending", bound_s=NOW, is_creating=True) for n in range(50)]
-    seen = Observed(pods=tuple(pods), sent=Sent(secret=True))
-    changes = reconcile(job_of(replicas=50), seen, NOW + WAITS_S)
+    observed = Observed(pods=tuple(pods), sent=Sent(secret=True))
+    changes = reconcile(job_of(replicas=50), observed, NOW + WAITS_S)
     assert len(changes.ask_why) == ASKED_MAX
     assert changes.look_again_s is not None
 
@@ -252,14 +252,14 @@ def hold(world: World, seconds: float) -> None:
     """Let time pass on nodes whose kubelets start nothing."""
     until_s = world.now_s + seconds
     while world.now_s < until_s:
-        for found in world.server.of_kind("pods"):
-            if not found["spec"].get("nodeName"):
+        for body in world.server.of_kind("pods"):
+            if not body["spec"].get("nodeName"):
                 placed = {
                     "type": "PodScheduled",
                     "status": "True",
                     "lastTransitionTime": timestamp(world.now_s),
                 }
-                name = found["metadata"]["name"]
+                name = body["metadata"]["name"]
                 status = {"phase": "Pending", "conditions": [placed]}
                 world.server.change(
                     "pods", NAMESPACE, name, spec={"nodeName": "node-1"}, status=status
@@ -293,9 +293,9 @@ def test_a_volume_of_a_missing_secret_is_reported_and_cleared_once_it_is_there(
     hold(world, 5)
     warn(world, "digits-0-1", "FailedMount", 'secret "keys" not found')
     hold(world, WAITS_S + 5)
-    found = condition(world, "Degraded")
-    assert (found["status"], found["reason"]) == ("True", "PodNotStarting")
-    assert found["message"] == 'digits-0-1: FailedMount: secret "keys" not found'
+    reported = condition(world, "Degraded")
+    assert (reported["status"], reported["reason"]) == ("True", "PodNotStarting")
+    assert reported["message"] == 'digits-0-1: FailedMount: secret "keys" not found'
     assert world.server.requests["LIST events"] <= 6, "each pod twice a minute"
     world.settle(60)
     assert condition(world, "Degraded").get("status") != "True"

@@ -39,10 +39,10 @@ WHY = "mpi:ring 300 us at 1048576 B; next: gloo 610 us"
 
 def status_of(before: dict[str, Any], answer: Status, **spec: Any) -> TrainingJobStatus:
     """Return the status that the operator writes after this answer."""
-    seen = training(2)
-    assert seen.coordinator is not None
-    told = structs.replace(read(answer), ranks=seen.coordinator.ranks)
-    changes = reconcile(job_of(before, **spec), replace(seen, coordinator=told), NOW)
+    observed = training(2)
+    assert observed.coordinator is not None
+    parsed = structs.replace(read(answer), ranks=observed.coordinator.ranks)
+    changes = reconcile(job_of(before, **spec), replace(observed, coordinator=parsed), NOW)
     assert changes.status is not None
     return TrainingJobStatus.model_validate(dict(changes.status), by_alias=True)
 
@@ -51,19 +51,19 @@ def answer(**fields: Any) -> Status:
     return Status("digits", "coordinator-uid", replicas=2, version=9, **fields)
 
 
-@pytest.mark.parametrize(("before", "told", "ranks"), [(0, 3, 3), (5, 3, 5), (0, 0, 0)])
-def test_the_restart_count_of_ranks_never_decreases(before: int, told: int, ranks: int) -> None:
+@pytest.mark.parametrize(("before", "reported", "ranks"), [(0, 3, 3), (5, 3, 5), (0, 0, 0)])
+def test_the_restart_count_of_ranks_never_decreases(before: int, reported: int, ranks: int) -> None:
     """A new coordinator knows only of pods that it has met."""
-    found = status_of({**RUNNING, "restarts": {"ranks": before}}, answer(restarts=told))
-    assert found.restarts is not None
-    assert found.restarts.ranks == ranks
+    written = status_of({**RUNNING, "restarts": {"ranks": before}}, answer(restarts=reported))
+    assert written.restarts is not None
+    assert written.restarts.ranks == ranks
 
 
 @pytest.mark.parametrize(("left_s", "eta"), [(89.6, 90), (None, None)])
 def test_progress_has_percent_and_remaining_seconds(left_s: float | None, eta: int | None) -> None:
-    found = status_of(RUNNING, answer(log=LogStatus(progress=0.25, left_s=left_s)))
-    assert found.progress is not None
-    assert (found.progress.percent, found.progress.eta_seconds) == (25, eta)
+    written = status_of(RUNNING, answer(log=LogStatus(progress=0.25, left_s=left_s)))
+    assert written.progress is not None
+    assert (written.progress.percent, written.progress.eta_seconds) == (25, eta)
 
 
 def test_a_job_that_does_not_run_has_no_remaining_time() -> None:
@@ -84,13 +84,13 @@ def row(slot: int, **fields: Any) -> RankStatus:
 
 def test_the_status_lists_living_ranks_with_their_figures() -> None:
     facts = {str(Fact.STEP_S): 0.0123, str(Fact.LAG_S): 0.0004}
-    found = ranks_of(
+    rows = ranks_of(
         row(1, version=9, pid=77, facts=facts),
         row(0),
         RankStatus(MemberId(2, 0, 1000), RankPhase.DEAD),
         shares={"1.0#1000": 0.875},
     )
-    assert found == [
+    assert rows == [
         {"member": "0.0#1000", "state": "active", "round": 0},
         {
             "member": "1.0#1000",
@@ -106,8 +106,8 @@ def test_the_status_lists_living_ranks_with_their_figures() -> None:
 
 def test_the_status_lists_the_64_ranks_with_the_largest_lag() -> None:
     late = [row(n, facts={str(Fact.LAG_S): n / 1e3}) for n in range(200)]
-    found = ranks_of(*late)
-    assert [one["member"] for one in found] == [f"{n}.0#1000" for n in range(136, 200)]
+    rows = ranks_of(*late)
+    assert [one["member"] for one in rows] == [f"{n}.0#1000" for n in range(136, 200)]
 
 
 hostile = st.floats() | st.integers() | st.text(max_size=300) | st.none() | st.lists(st.integers())
@@ -121,30 +121,30 @@ def test_hostile_figures_do_not_make_an_invalid_status(
     facts = {"step_seconds": figure, "lag_seconds": figure}
     ranks = [{"member": [n, 0, n], "facts": facts, **one} for n, one in enumerate(rows)]
     body = {"ranks": ranks, "log": {"round_s": figure, "left_s": figure}}
-    told = None
+    parsed = None
     with suppress(AnswerError):
-        told = read_coordinator_status(json.dumps(body).encode(), MANY)
-    if told is None:
+        parsed = read_coordinator_status(json.dumps(body).encode(), MANY)
+    if parsed is None:
         return
-    seen = replace(training(2), coordinator=told)
-    found = status.figures(seen)
-    text = {"ranks": found["ranks"], "figuresTime": found["figuresTime"]}
+    observed = replace(training(2), coordinator=parsed)
+    figures = status.figures(observed)
+    text = {"ranks": figures["ranks"], "figuresTime": figures["figuresTime"]}
     TrainingJobStatus.model_validate(text, by_alias=True)
-    for one in found["ranks"]:
+    for one in figures["ranks"]:
         assert all(abs(n) <= 2**53 for n in one.values() if isinstance(n, int))
 
 
 def ranks_of(*ranks: RankStatus, shares: dict[str, float] | None = None) -> list[dict[str, Any]]:
     raw = answer(ranks=ranks, log=LogStatus(shares=shares or {}))
-    told = read(raw)
-    found: list[dict[str, Any]] = status.figures(replace(training(2), coordinator=told))["ranks"]
-    return found
+    parsed = read(raw)
+    rows: list[dict[str, Any]] = status.figures(replace(training(2), coordinator=parsed))["ranks"]
+    return rows
 
 
 def test_the_status_has_the_measurement_behind_the_transport() -> None:
-    found = status_of(RUNNING, answer(transport="mpi", transport_why=WHY))
-    assert found.transport is not None
-    assert (found.transport.kind, found.transport.message) == ("mpi", WHY)
+    written = status_of(RUNNING, answer(transport="mpi", transport_why=WHY))
+    assert written.transport is not None
+    assert (written.transport.kind, written.transport.message) == ("mpi", WHY)
 
 
 SLOW = {"rank": 1, "replica": "digits-1-1", "node": "n", "slowdownPercent": 300, "action": "Warn"}
@@ -152,14 +152,14 @@ OLD = {**RUNNING, "stragglers": [SLOW], "stragglerCount": 1}
 
 
 def training_with(*ranks: RankStatus, **more: Any) -> Observed:
-    seen = training(2)
-    assert seen.coordinator is not None
-    return replace(seen, coordinator=structs.replace(seen.coordinator, ranks=ranks, **more))
+    observed = training(2)
+    assert observed.coordinator is not None
+    return replace(observed, coordinator=structs.replace(observed.coordinator, ranks=ranks, **more))
 
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_the_last_status_has_the_end_of_each_rank_and_no_stragglers(complete: bool) -> None:
-    seen = training_with(
+    observed = training_with(
         rank_status(0, 1, RankPhase.DEAD, version=9, finished=complete),
         rank_status(1, 1, RankPhase.DEAD, version=4),
         rank_status(7, 1, RankPhase.DEAD, version=2),  # left when the job was scaled down
@@ -168,16 +168,16 @@ def test_the_last_status_has_the_end_of_each_rank_and_no_stragglers(complete: bo
         ),
         outcome=Outcome(complete, "Complete" if complete else "ScriptFailed", "why"),
     )
-    found = reconcile(job_of(OLD), seen, NOW).status
-    assert found is not None
+    written = reconcile(job_of(OLD), observed, NOW).status
+    assert written is not None
     ends = ["finished"] * 2 if complete else ["dead"] * 2
-    assert [row["state"] for row in found["ranks"]] == ends
-    assert [row["member"] for row in found["ranks"]] == ["0.0#1000", "1.0#1001"]
-    assert (found["stragglers"], found["stragglerCount"]) == ([], 0)
+    assert [row["state"] for row in written["ranks"]] == ends
+    assert [row["member"] for row in written["ranks"]] == ["0.0#1000", "1.0#1001"]
+    assert (written["stragglers"], written["stragglerCount"]) == ([], 0)
 
 
 def test_a_suspended_job_keeps_the_final_rank_states_until_resumed() -> None:
-    seen = training_with(
+    observed = training_with(
         rank_status(0, 1, RankPhase.FINISHED, version=9),
         rank_status(1, 1, RankPhase.DEAD, version=9, finished=True),
         outcome=Outcome(True, "Complete", "stopped"),
@@ -186,7 +186,7 @@ def test_a_suspended_job_keeps_the_final_rank_states_until_resumed() -> None:
     stops = {"type": "Suspended", "status": "True", "reason": "Suspending"}
     stopping = {**OLD, "conditions": [stops | {"lastTransitionTime": timestamp(NOW)}]}
     asked = job_of(stopping, suspend=True, checkpoint={"path": "/c"})
-    first = reconcile(asked, replace(seen, sent=replace(seen.sent, stop_s=NOW)), NOW).status
+    first = reconcile(asked, replace(observed, sent=replace(observed.sent, stop_s=NOW)), NOW).status
     assert first is not None
     assert [row["state"] for row in first["ranks"]] == ["finished"] * 2
     assert first["stragglerCount"] == 0

@@ -26,9 +26,9 @@ def body(uid: str, version: int) -> dict[str, Any]:
 def test_managed_fields_are_not_kept() -> None:
     """They are longer than the job, and nothing reads them."""
     store, _ = made()
-    told = body("job", 1)
-    told["metadata"]["managedFields"] = [{"manager": "kubectl"}]
-    store.put_job(told)
+    job = body("job", 1)
+    job["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    store.put_job(job)
     assert store.jobs[KEY] == body("job", 1)
 
 
@@ -101,9 +101,9 @@ def test_the_annotations_kept_of_a_pod_are_bounded() -> None:
     """Users may write up to 256 KiB of them in each of their pods."""
     labels = {"paceline.dev/job-name": "digits", "paceline.dev/role": "worker"}
     notes = {f"paceline.dev/{n}": "x" * 10**5 for n in range(100)}
-    found = pod_from({"metadata": {"name": "a", "labels": labels, "annotations": notes}}, 0.0)
-    assert found is not None
-    assert sum(map(len, found[2].notes.values())) <= 2**16
+    parsed = pod_from({"metadata": {"name": "a", "labels": labels, "annotations": notes}}, 0.0)
+    assert parsed is not None
+    assert sum(map(len, parsed[2].notes.values())) <= 2**16
 
 
 def test_used_names_are_forgotten_with_the_job_and_its_last_pod() -> None:

@@ -53,7 +53,7 @@ def test_pods_that_a_suspension_deletes_are_not_lost_workers() -> None:
 
 
 def test_suspension_waits_for_a_checkpoint_only_with_a_coordinator() -> None:
-    job, seen = job_of(RUNNING, suspend=True, checkpoint={"path": "/c"}), training()
-    assert suspend(job, seen, NOW).reason == "Suspending"
-    alone = replace(seen, pods=tuple(pod for pod in seen.pods if pod.is_worker))
+    job, observed = job_of(RUNNING, suspend=True, checkpoint={"path": "/c"}), training()
+    assert suspend(job, observed, NOW).reason == "Suspending"
+    alone = replace(observed, pods=tuple(pod for pod in observed.pods if pod.is_worker))
     assert len(suspend(job, alone, NOW).delete) == len(alone.pods) > 0

@@ -20,8 +20,8 @@ def world() -> Iterator[World]:
 
 
 def status(world: World, job: str = "digits") -> dict[str, Any]:
-    found: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, job).get("status", {})
-    return found
+    current: dict[str, Any] = world.server.find(PLURAL, NAMESPACE, job).get("status", {})
+    return current
 
 
 def holds(world: World, kind: str) -> bool:

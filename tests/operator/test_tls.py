@@ -53,8 +53,8 @@ def agent_of(uid: str, own: Pair | None) -> ssl.SSLContext:
 def name_of(end: ssl.SSLObject) -> str:
     shown = end.getpeercert(binary_form=True)
     assert shown is not None
-    (found,) = x509.load_der_x509_certificate(shown).subject
-    return str(found.value)
+    (attribute,) = x509.load_der_x509_certificate(shown).subject
+    return str(attribute.value)
 
 
 def test_the_same_job_gives_the_same_certificates() -> None:

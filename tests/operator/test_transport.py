@@ -37,18 +37,18 @@ LIMIT_S = 120
 
 def seen_over(carrier: str | None, *carriers: str, kind: str = "mpi", **fields: Any) -> Observed:
     """Return an observation with the `carrier` of the job and the `carriers` of its ranks."""
-    seen = training(max(2, len(carriers)))
-    assert seen.coordinator is not None
-    each = carriers or (carrier or "",) * len(seen.coordinator.ranks)
+    observed = training(max(2, len(carriers)))
+    assert observed.coordinator is not None
+    each = carriers or (carrier or "",) * len(observed.coordinator.ranks)
     ranks = tuple(
         structs.replace(rank, carrier=Network(network))
-        for rank, network in zip(seen.coordinator.ranks, each, strict=True)
+        for rank, network in zip(observed.coordinator.ranks, each, strict=True)
     )
     network = None if carrier is None else Network(carrier)
     spoken = structs.replace(
-        seen.coordinator, ranks=ranks, transport=kind, carrier=network, **fields
+        observed.coordinator, ranks=ranks, transport=kind, carrier=network, **fields
     )
-    return replace(seen, coordinator=spoken)
+    return replace(observed, coordinator=spoken)
 
 
 def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> JobObject:
@@ -59,10 +59,10 @@ def job_with(fabric: dict[str, Any] | None = None, /, **moved: str) -> JobObject
     return job_of(before, replicas=2, **({"fabric": fabric} if fabric else {}))
 
 
-def decided(job: JobObject, seen: Observed, now_s: float = NOW) -> Changes:
-    found = reconcile(job, seen, now_s)
-    assert reconcile(job, seen, now_s) == found, "the same facts give the same answer"
-    return found
+def decided(job: JobObject, observed: Observed, now_s: float = NOW) -> Changes:
+    changes = reconcile(job, observed, now_s)
+    assert reconcile(job, observed, now_s) == changes, "the same facts give the same answer"
+    return changes
 
 
 def condition(changes: Changes, kind: str = "TransportVerified") -> dict[str, Any]:
@@ -86,8 +86,8 @@ def failed(changes: Changes) -> str:
 
 def test_carriers_are_read_from_the_answer_of_the_coordinator() -> None:
     rank = {"member": [1, 0, 2000], "state": "active", "rank": 1, "carrier": "RDMA"}
-    found = read({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
-    assert (found.carrier, found.ranks[0].carrier) == ("RDMA", "RDMA")
+    answer = read({"transport": "mpi", "carrier": "RDMA", "ranks": [rank]})
+    assert (answer.carrier, answer.ranks[0].carrier) == ("RDMA", "RDMA")
     assert read({"carrier": ""}).carrier == ""
     older = read({"ranks": [{"member": [1, 0, 2000], "state": "active"}]})
     assert (older.carrier, older.ranks[0].carrier) == (None, "")
@@ -128,9 +128,9 @@ def test_condition_and_status_follow_the_carrier(
     moved = changes.status["transport"]
     assert moved["kind"] == (kind or f"mpi over {carrier}")
     assert moved.get("verifiedAt") == (timestamp(NOW) if verified else None)
-    found = condition(changes)
-    assert (found["status"], found["reason"]) == (holds, reason)
-    assert moved["kind"] in found["message"]
+    reported = condition(changes)
+    assert (reported["status"], reported["reason"]) == (holds, reason)
+    assert moved["kind"] in reported["message"]
 
 
 def test_the_message_names_the_rank_and_what_to_check() -> None:
@@ -149,8 +149,8 @@ def test_a_job_of_one_pod_needs_no_carrier() -> None:
     pods = [worker(0)]
     spoken = structs.replace(coordinator_status(pods), transport="mpi")
     job = job_of({**RUNNING, "replicas": 1}, replicas=1, minReplicas=1, fabric=RDMA)
-    seen = replace(training(1), coordinator=spoken)
-    changes = decided(job, seen, NOW + 10 * LIMIT_S)
+    observed = replace(training(1), coordinator=spoken)
+    changes = decided(job, observed, NOW + 10 * LIMIT_S)
     assert not failed(changes)
     assert condition(changes)["status"] == "True"
     assert "within one pod" in condition(changes)["message"]
@@ -173,21 +173,21 @@ def stored(job: JobObject, changes: Changes) -> JobObject:
     return replace(job, status=dict(changes.status))
 
 
-def later(seen: Observed, since_s: float) -> Observed:
-    """Return `seen` with a status that was last written at `since_s`."""
-    return replace(seen, sent=replace(seen.sent, status_s=since_s, figures_s=since_s))
+def later(observed: Observed, since_s: float) -> Observed:
+    """Return `observed` with a status that was last written at `since_s`."""
+    return replace(observed, sent=replace(observed.sent, status_s=since_s, figures_s=since_s))
 
 
 def test_a_carrier_that_is_not_required_causes_no_status_write() -> None:
     job = job_with()
     job = stored(job, decided(job, seen_over("")))
-    seen = later(seen_over("TCP"), NOW)
-    assert decided(job, seen, NOW + status.WORDS_S + 1).status is None
-    written = decided(job, seen, NOW + status.FIGURES_S)
+    observed = later(seen_over("TCP"), NOW)
+    assert decided(job, observed, NOW + status.WORDS_S + 1).status is None
+    written = decided(job, observed, NOW + status.FIGURES_S)
     assert written.status is not None
     assert written.status["transport"]["kind"] == "mpi over TCP"
     job = stored(job, written)
-    again = later(seen, NOW + status.FIGURES_S)
+    again = later(observed, NOW + status.FIGURES_S)
     assert decided(job, again, NOW + 3 * status.FIGURES_S).status is None
 
 
@@ -196,12 +196,12 @@ def test_a_required_carrier_is_written_when_it_changes_and_not_again() -> None:
     job = stored(job, decided(job, seen_over("")))
     at_s = NOW + 1
     for carrier in ("RDMA", "TCP", "RDMA"):
-        seen = later(seen_over(carrier), at_s - 1)
-        changes = decided(job, seen, at_s)
+        observed = later(seen_over(carrier), at_s - 1)
+        changes = decided(job, observed, at_s)
         assert changes.status is not None, carrier
         assert changes.status["transport"]["verifiedAt"] == timestamp(NOW + 1), "the first time"
         job = stored(job, changes)
-        assert decided(job, later(seen, at_s), at_s + 10 * status.FIGURES_S).status is None
+        assert decided(job, later(observed, at_s), at_s + 10 * status.FIGURES_S).status is None
         at_s += 1
 
 
@@ -275,8 +275,8 @@ def test_the_preflight_timer_starts_with_rounds_and_an_unknown_carrier() -> None
     assert kept.clocks.carrier_unknown == BEGAN
     away = replace(waiting("", 50, BEGAN), coordinator=None)
     assert decided(job_with(RDMA), away).clocks.carrier_unknown == BEGAN
-    for seen in (waiting("RDMA", 50, BEGAN), waiting(None, 50, BEGAN)):
-        assert decided(job_with(RDMA), seen).clocks.carrier_unknown is None
+    for observed in (waiting("RDMA", 50, BEGAN), waiting(None, 50, BEGAN)):
+        assert decided(job_with(RDMA), observed).clocks.carrier_unknown is None
     assert decided(job_with(), waiting("", 50, BEGAN)).clocks.carrier_unknown is None
 
 

@@ -126,7 +126,7 @@ def test_a_field_that_is_dropped_is_reported(part: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("wanted", "made", "said"),
+    ("wanted", "made", "messages"),
     [
         ({"a": 1}, {"a": 2}, ["a is 2, not 1"]),
         ({"a": True}, {"a": 1}, ["a is 1, not True"]),
@@ -144,9 +144,9 @@ def test_a_field_that_is_dropped_is_reported(part: str, monkeypatch: pytest.Monk
     ],
 )
 def test_a_pod_is_compared_with_what_the_template_says(
-    wanted: Any, made: Any, said: list[str]
+    wanted: Any, made: Any, messages: list[str]
 ) -> None:
-    assert [*lost("", wanted, made)] == said
+    assert [*lost("", wanted, made)] == messages
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -165,11 +165,11 @@ def test_the_command_reports_each_template_and_counts(
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "all.yml").write_text(yaml.safe_dump_all(documents))
     assert main([str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "all.yml Pod p: carried: container main as trainer" in said
-    assert "all.yml ConfigMap c: no pod template" in said
-    assert 'Own o a[0]: refused: spec.template.spec.containers[0].command: "torchrun"' in said
-    assert "2 templates: 1 carried, 1 refused, 0 with fields lost; 1 documents without" in said
+    output = capsys.readouterr().out
+    assert "all.yml Pod p: carried: container main as trainer" in output
+    assert "all.yml ConfigMap c: no pod template" in output
+    assert 'Own o a[0]: refused: spec.template.spec.containers[0].command: "torchrun"' in output
+    assert "2 templates: 1 carried, 1 refused, 0 with fields lost; 1 documents without" in output
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
@@ -179,7 +179,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{{ if .Values.on }}\na: 1\n{{ end }}\n", "is no YAML"),
         ("- 1\n", "not a mapping"),
@@ -188,10 +188,10 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     ],
 )
 def test_a_file_that_cannot_be_read_is_an_error(
-    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     assert main([str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "bad.yaml: NOT READ: " in out
-    assert said in out
+    assert message in out

@@ -62,20 +62,20 @@ def test_a_job_without_coordinator_answers_completes_once_a_pod_was_released(
 
 def test_workers_that_still_finish_have_their_grace_period() -> None:
     """One pod is released before another, which may still write the final weights."""
-    seen = unheard(RELEASED, None)
-    ended = reconcile(job_of(), seen, NOW)
+    observed = unheard(RELEASED, None)
+    ended = reconcile(job_of(), observed, NOW)
     job = replace(job_of(), status=ended.status or {})
-    later = reconcile(job, seen, NOW + 1)
+    later = reconcile(job, observed, NOW + 1)
     assert [deletion.name for deletion in later.delete] == []
     assert later.look_again_s is not None
-    last = reconcile(job, seen, later.look_again_s)
+    last = reconcile(job, observed, later.look_again_s)
     assert [deletion.name for deletion in last.delete] == ["digits-1-1", "digits-coordinator-1"]
 
 
-def new_coordinator(seen: Observed, **fields: Any) -> Observed:
-    """Return `seen` with a coordinator that was created after the end and knows no rank."""
+def new_coordinator(observed: Observed, **fields: Any) -> Observed:
+    """Return `observed` with a coordinator that was created after the end and knows no rank."""
     status = Status(coordinator="coordinator-uid", replicas=2, **fields)
-    return replace(seen, coordinator=status, coordinator_heard_s=NOW)
+    return replace(observed, coordinator=status, coordinator_heard_s=NOW)
 
 
 def test_a_new_coordinator_without_ranks_does_not_revoke_completion() -> None:
@@ -85,11 +85,11 @@ def test_a_new_coordinator_without_ranks_does_not_revoke_completion() -> None:
 
 def test_a_released_pod_is_not_replaced() -> None:
     """The other ranks have not reported to the new coordinator yet."""
-    seen = new_coordinator(unheard(RELEASED, None))
-    changes = reconcile(job_of(RUNNING), seen, NOW)
+    observed = new_coordinator(unheard(RELEASED, None))
+    changes = reconcile(job_of(RUNNING), observed, NOW)
     assert changes.workers == ()
-    coordinator = structs.replace(seen.coordinator or Status(), stopping=True)
-    waiting = reconcile(job_of(RUNNING), replace(seen, coordinator=coordinator), NOW)
+    coordinator = structs.replace(observed.coordinator or Status(), stopping=True)
+    waiting = reconcile(job_of(RUNNING), replace(observed, coordinator=coordinator), NOW)
     assert waiting.workers == (), "its outcome is waited for"
 
 
@@ -117,15 +117,15 @@ def test_an_unreachable_coordinator_is_reported_with_its_cause(
     status: dict[str, Any], cause: UnreachableCause, words: str
 ) -> None:
     unheard_of = Unheard(cause, "10.0.0.7:7070", "its words")
-    seen = unheard(None, None, unheard=unheard_of)
-    first = reconcile(job_of(status), seen, NOW)
+    observed = unheard(None, None, unheard=unheard_of)
+    first = reconcile(job_of(status), observed, NOW)
     assert first.clocks.coordinator_away_s == NOW
     assert first.look_again_s is not None
     assert first.look_again_s <= NOW + TOLD_S
-    seen = replace(seen, clocks=first.clocks)
-    before = reconcile(job_of(status), seen, NOW + TOLD_S - 1)
+    observed = replace(observed, clocks=first.clocks)
+    before = reconcile(job_of(status), observed, NOW + TOLD_S - 1)
     assert not any(event.reason == "CoordinatorAway" for event in before.events)
-    changes = reconcile(job_of(status), seen, NOW + TOLD_S)
+    changes = reconcile(job_of(status), observed, NOW + TOLD_S)
     degraded = condition(changes, "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "CoordinatorAway")
     assert words in degraded["message"]
@@ -156,26 +156,26 @@ def test_refused_answers_are_reported_with_the_reason(
 
 def test_one_refused_answer_is_not_reported_while_the_last_one_counts() -> None:
     refused = Unheard(UnreachableCause.ANSWER, "10.0.0.7:7070", "its answer has 31457280 bytes")
-    seen = new_coordinator(unheard(None, None, unheard=refused))
-    changes = reconcile(job_of(RUNNING), seen, NOW)
+    observed = new_coordinator(unheard(None, None, unheard=refused))
+    changes = reconcile(job_of(RUNNING), observed, NOW)
     assert not any(event.reason == "AnswerRefused" for event in changes.events)
 
 
 def test_each_cause_is_reported_once() -> None:
     clocks = Clocks(coordinator_away_s=NOW - 60)
-    seen = unheard(None, None, unheard=UNHEARD, clocks=clocks)
-    told = reconcile(job_of(RUNNING), seen, NOW)
-    job = replace(job_of(RUNNING), status=told.status or {})
-    assert not reconcile(job, seen, NOW + 1).events
-    other = replace(seen, unheard=Unheard(UnreachableCause.TOKEN, UNHEARD.address))
+    observed = unheard(None, None, unheard=UNHEARD, clocks=clocks)
+    changes = reconcile(job_of(RUNNING), observed, NOW)
+    job = replace(job_of(RUNNING), status=changes.status or {})
+    assert not reconcile(job, observed, NOW + 1).events
+    other = replace(observed, unheard=Unheard(UnreachableCause.TOKEN, UNHEARD.address))
     assert [event.reason for event in reconcile(job, other, NOW + 1).events] == ["CoordinatorAway"]
 
 
 def test_a_coordinator_that_is_not_running_yet_is_not_away() -> None:
     """Pulling its image may take minutes."""
     pods = (worker(0), replace(COORDINATOR, phase="Pending"))
-    seen = Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 60), unheard=UNHEARD)
-    changes = reconcile(job_of(), seen, NOW)
+    observed = Observed(pods=pods, clocks=Clocks(coordinator_away_s=NOW - 60), unheard=UNHEARD)
+    changes = reconcile(job_of(), observed, NOW)
     assert not any(event.reason == "CoordinatorAway" for event in changes.events)
     assert changes.clocks.coordinator_away_s is None
 
@@ -212,11 +212,11 @@ async def missed_at(
     port: int, clock: Callable[[], float], times: int = 1
 ) -> list[tuple[Unheard, bool]]:
     """Return what a link to this port reports about failed requests."""
-    found: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
+    failures: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
     links = driver.Links(
         secrets_of=lambda *_: (KEYS.operator_token, operator_context(KEYS)),
         heard=lambda *_: None,
-        missed=lambda _, unheard_of, away: found.put_nowait((unheard_of, away)),
+        missed=lambda _, unheard_of, away: failures.put_nowait((unheard_of, away)),
         arrived=lambda *_: None,
         clock=clock,
         leads=lambda: True,
@@ -231,7 +231,7 @@ async def missed_at(
             pods=2,
             hurry=True,
         )
-        return [await asyncio.wait_for(found.get(), 20) for _ in range(times)]
+        return [await asyncio.wait_for(failures.get(), 20) for _ in range(times)]
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_refused_and_timed_out_connections_are_distinguished(
             port = silent.getsockname()[1]
             ((unheard_of, _),) = await missed_at(port, lambda: next(times_s, after_s))
             assert unheard_of.cause is cause, unheard_of
-            told = [f"the coordinator does not answer: {unheard_of.why}"] if after_s else []
-            assert [record.getMessage() for record in caplog.records] == told
+            messages = [f"the coordinator does not answer: {unheard_of.why}"] if after_s else []
+            assert [record.getMessage() for record in caplog.records] == messages
 
     asyncio.run(scenario())
 

@@ -41,21 +41,21 @@ def registry(archive: Path, name: str) -> Iterator[str]:
     [described] = json.loads(files["index.json"])["manifests"]
     tag = described["annotations"]["org.opencontainers.image.ref.name"]
     manifest = files[f"blobs/{described['digest'].replace(':', '/')}"]
-    found = {"/v2/": ("application/json", b"{}")}
+    answers = {"/v2/": ("application/json", b"{}")}
     for reference in (tag, described["digest"]):
-        found[f"/v2/{name}/manifests/{reference}"] = (described["mediaType"], manifest)
-    found[f"/v2/{name}/tags/list"] = (
+        answers[f"/v2/{name}/manifests/{reference}"] = (described["mediaType"], manifest)
+    answers[f"/v2/{name}/tags/list"] = (
         "application/json",
         json.dumps({"name": name, "tags": [tag]}).encode(),
     )
     for each in (json.loads(manifest)["config"], *json.loads(manifest)["layers"]):
         blob = files[f"blobs/{each['digest'].replace(':', '/')}"]
-        found[f"/v2/{name}/blobs/{each['digest']}"] = ("application/octet-stream", blob)
+        answers[f"/v2/{name}/blobs/{each['digest']}"] = ("application/octet-stream", blob)
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            kind, content = found.get(self.path, ("text/plain", b""))
-            self.send_response(200 if self.path in found else 404)
+            kind, content = answers.get(self.path, ("text/plain", b""))
+            self.send_response(200 if self.path in answers else 404)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -106,17 +106,17 @@ def annotations_of(name: str) -> dict[str, str]:
 
 
 def listed(name: str, what: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(annotations_of(name)[f"artifacthub.io/{what}"])
-    return found
+    entries: list[dict[str, Any]] = yaml.safe_load(annotations_of(name)[f"artifacthub.io/{what}"])
+    return entries
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
 def test_charts_state_license_and_category(name: str) -> None:
     project = tomllib.loads((release.ROOT / "pyproject.toml").read_text())["project"]
-    told = annotations_of(name)
-    assert told["artifacthub.io/license"] == project["license"]
-    assert told["artifacthub.io/category"] == "ai-machine-learning"
-    assert set(told) <= {f"artifacthub.io/{what}" for what in KNOWN}
+    entries = annotations_of(name)
+    assert entries["artifacthub.io/license"] == project["license"]
+    assert entries["artifacthub.io/category"] == "ai-machine-learning"
+    assert set(entries) <= {f"artifacthub.io/{what}" for what in KNOWN}
 
 
 def test_the_crd_chart_lists_each_custom_resource() -> None:
@@ -131,9 +131,9 @@ def test_the_chart_lists_the_image_that_it_runs() -> None:
     """The image of a job is its user's, so the chart does not list it."""
     image = yaml.safe_load((release.ROOT / "charts/paceline/values.yaml").read_text())["image"]
     assert image["tag"] == ""
-    [told] = listed("paceline", "images")
-    assert told["image"] == f"{image['repository']}:{VERSION}"
-    assert told["platforms"] == ["linux/amd64"]
+    [entry] = listed("paceline", "images")
+    assert entry["image"] == f"{image['repository']}:{VERSION}"
+    assert entry["platforms"] == ["linux/amd64"]
     assert "artifacthub.io/images" not in annotations_of(CRDS)
 
 

@@ -145,9 +145,9 @@ def test_the_operator_image_is_valid_and_runs(
     root = archive.unpack(tmp_path / "root")
     assert "--own-namespace" in run_in(root, config, *config["config"]["Entrypoint"], "--help")
     needed = "import kopf, paceline_operator.main, paceline.coordinator.__main__"
-    told = run_in(root, config, "python3", "-v", "-c", needed)
-    assert "/opt/paceline/lib" in told
-    compiled = re.findall(r"# code object from '/opt/.*\.py'", told)
+    output = run_in(root, config, "python3", "-v", "-c", needed)
+    assert "/opt/paceline/lib" in output
+    compiled = re.findall(r"# code object from '/opt/.*\.py'", output)
     assert not compiled, "without bytecode in the image each start compiles this"
     assert VERSION in run_in(root, config, "paceline", "version")
     assert not (root / "opt/paceline/bin/pip").exists()
@@ -199,9 +199,9 @@ def test_the_worker_image_runs_with_pip_mpi_and_native_loops(
         "from paceline.transport import native\n"
         "for source in native.SOURCES: print(native.load(source)._name)"
     )
-    told = run_in(root, config, "python3", "-c", needed)
-    assert "MPICH" in told
-    assert told.count("/opt/paceline/lib") == len(native.SOURCES), told
+    output = run_in(root, config, "python3", "-c", needed)
+    assert "MPICH" in output
+    assert output.count("/opt/paceline/lib") == len(native.SOURCES), output
     listed = run_in(root, config, "pip", "--version")
     assert "/opt/paceline/lib" in listed
     assert "mpiexec" in run_in(root, config, "mpiexec", "--help")
@@ -245,19 +245,19 @@ def test_the_base_layer_has_no_files_of_its_machine(tmp_path: Path) -> None:
 def test_an_unusable_base_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said(path: Path) -> str:
+    def refusal(path: Path) -> str:
         with pytest.raises(ReleaseError) as refused:
             release_images.read_base(path)
         return str(refused.value)
 
-    assert "make cluster-programs" in said(tmp_path / "none.tar")
-    assert "has Python 3.99" in said(small_image.base_tar(tmp_path / "a.tar", python="3.99"))
-    assert "is not of" in said(small_image.base_tar(tmp_path / "b.tar", machine=8))
+    assert "make cluster-programs" in refusal(tmp_path / "none.tar")
+    assert "has Python 3.99" in refusal(small_image.base_tar(tmp_path / "a.tar", python="3.99"))
+    assert "is not of" in refusal(small_image.base_tar(tmp_path / "b.tar", machine=8))
     with tarfile.open(tmp_path / "c.tar", "w"):
         pass
-    assert "not a root file system" in said(tmp_path / "c.tar")
+    assert "not a root file system" in refusal(tmp_path / "c.tar")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert "this is linux of riscv64; leave them out" in said(tmp_path / "c.tar")
+    assert "this is linux of riscv64; leave them out" in refusal(tmp_path / "c.tar")
 
 
 def test_packages_that_differ_from_uv_lock_or_were_modified_are_refused(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def commands(path: Path) -> Iterator[str]:
 
 
 def dockerfiles() -> list[Path]:
-    found = tracked("Dockerfile")
-    assert ROOT / "Dockerfile" in found
-    return found
+    files = tracked("Dockerfile")
+    assert ROOT / "Dockerfile" in files
+    return files
 
 
 def shown(path: Path) -> str:
@@ -51,14 +51,14 @@ def shown(path: Path) -> str:
 def test_base_images_are_pinned_by_digest(path: Path) -> None:
     given, stages = dict[str, str](), set[str]()
     for line in commands(path):
-        if found := re.fullmatch(r"ARG (\w+)(?:=(\S+))?", line):
-            given[found[1]] = found[2] or ""
-        elif found := re.fullmatch(r"FROM (\S+)(?: AS (\S+))?", line):
-            image = re.sub(r"\$\{(\w+)\}", lambda name: given[name[1]], found[1])
+        if match := re.fullmatch(r"ARG (\w+)(?:=(\S+))?", line):
+            given[match[1]] = match[2] or ""
+        elif match := re.fullmatch(r"FROM (\S+)(?: AS (\S+))?", line):
+            image = re.sub(r"\$\{(\w+)\}", lambda name: given[name[1]], match[1])
             named = re.search(r"@sha256:[0-9a-f]{64}$", image)
             # An ARG without a default has no image here: the caller must name one.
             assert not image or image in stages or image.startswith(OURS) or named, image
-            stages.add(found[2] or "")
+            stages.add(match[2] or "")
 
 
 @pytest.mark.parametrize("path", [*(ROOT / name for name in RECIPES), *dockerfiles()], ids=shown)
@@ -109,19 +109,19 @@ def torch_cpu(digest: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("digest", ["", "abc", DIGEST[1:], DIGEST.upper(), f"{DIGEST[:-1]}g"])
 def test_the_cpu_build_of_torch_needs_its_digest(digest: str) -> None:
-    said = torch_cpu(digest)
-    assert said.returncode == 2
-    assert said.stdout == ""
-    assert said.stderr.startswith("error: TORCH=cpu needs TORCH_SHA256")
-    assert "\nhint: " in said.stderr
+    result = torch_cpu(digest)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: TORCH=cpu needs TORCH_SHA256")
+    assert "\nhint: " in result.stderr
 
 
 @pytest.mark.processes
 def test_the_cpu_build_of_torch_has_hashes_and_no_cuda(tmp_path: Path) -> None:
-    said = torch_cpu(DIGEST)
-    assert said.returncode == 0, said.stderr
+    result = torch_cpu(DIGEST)
+    assert result.returncode == 0, result.stderr
     listed = tmp_path / "listed"
-    listed.write_text(said.stdout)
+    listed.write_text(result.stdout)
     lines = list(commands(listed))
     assert all("--hash=sha256:" in line for line in lines)
     names = {line.partition("==")[0] for line in lines}

@@ -66,8 +66,8 @@ def archive(target: Path, content: bytes) -> None:
 
 
 def statement(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "paceline-1.provenance.json").read_bytes())
-    return found
+    content: dict[str, Any] = json.loads((folder / "paceline-1.provenance.json").read_bytes())
+    return content
 
 
 def test_a_complete_release_passes_with_and_without_the_key(made: Path) -> None:
@@ -76,20 +76,20 @@ def test_a_complete_release_passes_with_and_without_the_key(made: Path) -> None:
 
 
 def test_the_slsa_statement_covers_each_installable_file(made: Path) -> None:
-    told = statement(made)
-    assert told["_type"] == "https://in-toto.io/Statement/v1"
-    assert told["predicateType"] == "https://slsa.dev/provenance/v1"
-    named = {each["name"]: each["digest"]["sha256"] for each in told["subject"]}
+    content = statement(made)
+    assert content["_type"] == "https://in-toto.io/Statement/v1"
+    assert content["predicateType"] == "https://slsa.dev/provenance/v1"
+    named = {each["name"]: each["digest"]["sha256"] for each in content["subject"]}
     for name in FILES:
         assert named.pop(name) == provenance.sha256(made / name)
     assert set(named) == {"paceline-1 (manifest)", "paceline-operator-1 (manifest)"}
-    build = told["predicate"]["buildDefinition"]
+    build = content["predicate"]["buildDefinition"]
     assert build["externalParameters"] == {"images": ["operator"]}
     inputs = {each["name"]: each["digest"] for each in build["resolvedDependencies"]}
     assert inputs["source"] == {"gitCommit": "0" * 40}
     assert inputs["uv.lock"] == {"sha256": provenance.sha256(made.parent / "uv.lock")}
     assert inputs["base"] == {"sha256": provenance.sha256(made.parent / "base.tar")}
-    assert told["predicate"]["runDetails"]["builder"]["id"].startswith("https://")
+    assert content["predicate"]["runDetails"]["builder"]["id"].startswith("https://")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -124,13 +124,13 @@ def test_an_unlisted_file_fails(made: Path) -> None:
 
 def test_an_unknown_unreadable_or_missing_statement_fails(made: Path) -> None:
     path = made / "paceline-1.provenance.json"
-    for told, why in (
+    for content, why in (
         (statement(made) | {"predicateType": "https://slsa.dev/provenance/v0.2"}, "not https"),
         ({}, "cannot be read"),
         ([], "cannot be read"),
         (statement(made) | {"subject": [{"name": "a"}]}, "cannot be read"),
     ):
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(content))
         with pytest.raises(ProvenanceError, match=why):
             provenance.check(made)
     path.write_bytes(b"[" * 100_000)

@@ -74,16 +74,16 @@ def test_wheel_and_sdist_run_in_a_fresh_environment(
         *("pip", "install", "--offline", "--no-deps", "--no-build-isolation"),
         *("--python", str(fresh / "bin/python"), str(target)),
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [fresh / "bin/paceline", "version"], capture_output=True, text=True, cwd=tmp_path
     )
-    assert said.returncode == 0, said.stderr
-    assert VERSION in said.stdout
+    assert result.returncode == 0, result.stderr
+    assert VERSION in result.stdout
     where = "import paceline, paceline_api, paceline_operator as o; print(paceline.__file__)"
-    found = subprocess.run(
+    imported = subprocess.run(
         [fresh / "bin/python", "-c", where], capture_output=True, text=True, cwd=tmp_path
     )
-    assert str(fresh) in found.stdout, found.stderr
+    assert str(fresh) in imported.stdout, imported.stderr
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
@@ -155,14 +155,14 @@ def test_checksums_match_and_are_signed(made: Path, tmp_path: Path) -> None:
 
 
 def test_provenance_is_stated_and_signed(made: Path) -> None:
-    told = provenance.check(made, KEY.public_key())
-    assert told == provenance.check(made)
-    named = {each["name"] for each in told["subject"]}
+    content = provenance.check(made, KEY.public_key())
+    assert content == provenance.check(made)
+    named = {each["name"] for each in content["subject"]}
     installed = {path.name for path in made.iterdir() if path.name.endswith(provenance.SUBJECTS)}
     charts = {f"{name}-{VERSION} (manifest)" for name in release.CHARTS}
     assert named == installed | charts
     assert f"paceline-{VERSION}-py3-none-any.whl" in named
-    made_from = told["predicate"]["buildDefinition"]["resolvedDependencies"]
+    made_from = content["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert made_from[0]["digest"] == {"gitCommit": release.of_commit("%H")}
 
 
@@ -177,8 +177,8 @@ def test_the_same_commit_gives_the_same_files(made: Path, tmp_path: Path) -> Non
 def test_an_unusable_signing_key_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no key")
-    for path, said in ((wrong, "not a private key"), (tmp_path / "none.pem", "cannot be read")):
-        with pytest.raises(ReleaseError, match=said):
+    for path, reason in ((wrong, "not a private key"), (tmp_path / "none.pem", "cannot be read")):
+        with pytest.raises(ReleaseError, match=reason):
             release.read_key(path)
 
 
@@ -192,12 +192,12 @@ def test_a_release_with_inconsistent_versions_is_refused(
 
 
 def test_the_command_reports_an_error_in_one_line(tmp_path: Path) -> None:
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "scripts.release", "--out", tmp_path / "out", "--key", "none.pem"],
         cwd=release.ROOT,
         capture_output=True,
         text=True,
     )
-    assert said.returncode == 1
-    assert said.stderr == "error: the key none.pem cannot be read: No such file or directory\n"
+    assert result.returncode == 1
+    assert result.stderr == "error: the key none.pem cannot be read: No such file or directory\n"
     assert not (tmp_path / "out").exists()

@@ -66,10 +66,10 @@ def test_version_drift_is_reported(copy: Path) -> None:
         chart.read_text().replace(f"version: {version.current()}", f"version: {OTHER}")
     )
     (copy / "Dockerfile").write_text("FROM scratch\n")
-    said = version.problems(copy).splitlines()
-    assert said[0].startswith("charts/paceline/Chart.yaml says another version")
-    assert said[1].startswith("Dockerfile has no version where")
-    assert len(said) == 2
+    lines = version.problems(copy).splitlines()
+    assert lines[0].startswith("charts/paceline/Chart.yaml says another version")
+    assert lines[1].startswith("Dockerfile has no version where")
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize("wrong", ["1.2", "v1.2.3", "1.2.3rc1", "01.2.3", "1.2.3\n"])
@@ -79,7 +79,7 @@ def test_an_invalid_version_is_refused(copy: Path, wrong: str) -> None:
 
 
 def test_the_command_prints_the_version_or_an_error() -> None:
-    def said(*words: str) -> tuple[int, str, str]:
+    def run(*words: str) -> tuple[int, str, str]:
         done = subprocess.run(
             [sys.executable, "-m", "scripts.version", *words],
             cwd=version.ROOT,
@@ -88,8 +88,8 @@ def test_the_command_prints_the_version_or_an_error() -> None:
         )
         return done.returncode, done.stdout, done.stderr
 
-    assert said() == (0, f"{version.current()}\n", "")
-    assert said("one") == (
+    assert run() == (0, f"{version.current()}\n", "")
+    assert run("one") == (
         1,
         "",
         "error: one is not a version; write three numbers, such as 1.2.3\n",

@@ -163,13 +163,13 @@ class Tags(HTMLParser):
 
 def told_as(text: str, place: str) -> JobAnatomy:
     """Return the analysis of a job in which every text is `text`, bypassing the decoder."""
-    found = []
+    result = []
     for pod in pods(shift_ms=500):
         (own,) = pod.ranks
         rounds = tuple(replace(one, last=place if one.last else "") for one in own.rounds)
         member = f"{place}#0" if pod.slot == 2 else f"{pod.slot}{text}"
-        found.append(replace(pod, job=text, ranks=(replace(own, member=member, rounds=rounds),)))
-    return analyse(found, [SilentPod(text, text)])
+        result.append(replace(pod, job=text, ranks=(replace(own, member=member, rounds=rounds),)))
+    return analyse(result, [SilentPod(text, text)])
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

@@ -110,15 +110,15 @@ def test_pickled_objects_are_compared_by_their_storages(tmp_path: Path) -> None:
 def test_durations_and_the_name_of_the_folder_may_differ(tmp_path: Path) -> None:
     folders = []
     for name, seconds in (("a", "0.25"), ("b", "1.5")):
-        told = f'{{"eval_runtime": {seconds}, "best": "{tmp_path / name}/checkpoint-4"}}'
-        folders.append(result(tmp_path / name, state=told, paths={f"{tmp_path / name}/x": 1}))
+        state = f'{{"eval_runtime": {seconds}, "best": "{tmp_path / name}/checkpoint-4"}}'
+        folders.append(result(tmp_path / name, state=state, paths={f"{tmp_path / name}/x": 1}))
     assert compare(*folders) == []
 
 
 def test_tensors_in_safetensors_files_are_compared(tmp_path: Path) -> None:
-    found = []
+    results = []
     for name, value in (("a", 1.0), ("b", 2.0)):
-        found.append(result(tmp_path / name))
+        results.append(result(tmp_path / name))
         save_file({"weight": torch.tensor([value])}, tmp_path / name / "model.safetensors")
-    assert compare(*found) == ["model.safetensors['weight']: up to 1 apart"]
-    assert compare(found[0], found[0]) == []
+    assert compare(*results) == ["model.safetensors['weight']: up to 1 apart"]
+    assert compare(results[0], results[0]) == []

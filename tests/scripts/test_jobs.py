@@ -27,8 +27,8 @@ def is_short(case: tuple[Row, int]) -> bool:
     return row.in_short and ranks == 2
 
 
-def names(found: list[tuple[Row, int]]) -> list[str]:
-    return [f"{row.name}-{ranks}" for row, ranks in found]
+def names(runs: list[tuple[Row, int]]) -> list[str]:
+    return [f"{row.name}-{ranks}" for row, ranks in runs]
 
 
 EQUAL, REFUSED = cases(Expectation.EQUAL), cases(Expectation.REFUSED)
@@ -42,8 +42,8 @@ def test_a_script_in_a_job_equals_a_plain_run(case: tuple[Row, int], tmp_path: P
         plain = run_plain(row.path, ranks, args, tmp_path / "plain")
         assert not any(plain.codes), plain.story
         job = run_paceline(row.path, ranks, args, tmp_path / "job")
-        found = compare(plain, job.last, tolerance=row.tolerance_at(ranks))
-        assert found == [], job.story
+        differences = compare(plain, job.last, tolerance=row.tolerance_at(ranks))
+        assert differences == [], job.story
     assert all("weights" in rank.stdout.splitlines()[-1] for rank in plain.ranks)
     assert any((tmp_path / "plain").iterdir()), "the script wrote no file"
 

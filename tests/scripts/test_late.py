@@ -94,9 +94,9 @@ def final_loss(job: JobResult) -> float:
     """Return the loss that rank 0 of SCRIPT prints at its end, once all weights are equal."""
     first, *others = sums(job, 4)
     assert all(other == first for other in others), job.story
-    found = re.search(r"^loss (\S+)$", job.last.ranks[0].stdout, re.M)
-    assert found is not None, job.story
-    return float(found.group(1))
+    match = re.search(r"^loss (\S+)$", job.last.ranks[0].stdout, re.M)
+    assert match is not None, job.story
+    return float(match.group(1))
 
 
 @pytest.mark.exhaustive  # it tells what late gradients cost, and no promise of `make test`

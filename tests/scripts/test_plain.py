@@ -77,7 +77,7 @@ def apart(result: Result) -> tuple[list[dict[str, Any]], Result]:
     """Return what each rank saw, and the result without that."""
     texts = [rank.stdout.split("\n", 1) for rank in result.ranks]
     ranks = (Rank(0, rest, "") for _, rest in texts)
-    return [json.loads(seen) for seen, _ in texts], Result(tuple(ranks), result.out)
+    return [json.loads(printed) for printed, _ in texts], Result(tuple(ranks), result.out)
 
 
 @pytest.mark.exhaustive  # three processes that import torch: 15 s of CPU time

@@ -35,13 +35,13 @@ def constants(text: ast.expr) -> Iterator[str]:
 def test_the_page_lists_every_refusal() -> None:
     page = script_table.PAGE.read_text()
     table = page.partition("## Refusals")[2]
-    found = list(refusals())
-    assert len(found) >= 7
-    for parts in found:
-        said = [part for part in parts if len(part) >= LETTERS_MIN]
-        assert said, f"a refusal without words: {parts}"
-        assert any(all(part in line for part in said) for line in table.splitlines()), (
-            f"docs/scripts.md has no refusal with {said}"
+    texts = list(refusals())
+    assert len(texts) >= 7
+    for parts in texts:
+        words = [part for part in parts if len(part) >= LETTERS_MIN]
+        assert words, f"a refusal without words: {parts}"
+        assert any(all(part in line for part in words) for line in table.splitlines()), (
+            f"docs/scripts.md has no refusal with {words}"
         )
 
 

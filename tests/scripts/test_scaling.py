@@ -47,13 +47,13 @@ def test_a_script_trains_on_while_its_job_is_scaled_down_and_up(tmp_path: Path) 
         run.until("3 ranks, 3 active")
         for replicas, text in (("2", "2 ranks, 2 active"), ("3", "joins")):
             words = ("scale", "runs/job-1", "--replicas", replicas)
-            code, said = forked_paceline(tmp_path, *words)
-            assert code == 0, said
+            code, output = forked_paceline(tmp_path, *words)
+            assert code == 0, output
             run.until(text)
         (tmp_path / "stop").touch()
-        code, said = run.wait()
-    assert code == 0, said
-    assert "going on without" not in said, said
+        code, output = run.wait()
+    assert code == 0, output
+    assert "going on without" not in output, output
     ended = {path.read_text() for path in tmp_path.glob("of-*")}
     assert len(ended) == 1, ended
     assert ended.pop().startswith("3 ranks, ")

@@ -96,8 +96,8 @@ def test_without_the_list_of_live_ranks_only_a_stuck_round_reveals_a_frozen_one(
     real = Relay.beat
 
     def all_are_well(relay: Relay, *given: Any) -> m.PodBeat:
-        heard = tuple((member.local, member.attempt) for member in relay.lines)
-        return replace(real(relay, *given), heard=heard)
+        alive = tuple((member.local, member.attempt) for member in relay.lines)
+        return replace(real(relay, *given), heard=alive)
 
     monkeypatch.setattr(Relay, "beat", all_are_well)
     assert happened(run(one_rank_stops()), "RoundStuck")

@@ -110,7 +110,7 @@ def test_a_script_error_ends_the_job_when_a_second_rank_raises_it(
         ended = coordinator.outcome
         if ended is not None and ended.complete and known:
             assert "the script failed" in ended.message, sim.story()
-        stopped = any(seen.stopped for seen in coordinator.state.roster.ranks.values())
+        stopped = any(rank.stopped for rank in coordinator.state.roster.ranks.values())
         if len(known) > 1 and not stopped:
             assert ended is not None, sim.story()
             assert not ended.complete, sim.story()
@@ -612,8 +612,8 @@ def test_a_self_fed_job_with_a_step_quota_ends_at_that_step_on_all_ranks(mode: M
         sim = run(world, seed, [Fault(200, Kind.KILL, 50, 1), Fault(250, Kind.JOIN, 50, 0)])
         assert sim.finished
         assert {r.state.log.steps for r in sim.finished} == {sim.finished[0].state.log.steps}
-        told = [(r.resumed[-1], r.state.log) for r in sim.finished]
-        assert all(last.progress.step == int(log.steps) for last, log in told if last.stopped)
+        ends = [(r.resumed[-1], r.state.log) for r in sim.finished]
+        assert all(last.progress.step == int(log.steps) for last, log in ends if last.stopped)
         if mode in (Mode.FULL, Mode.SHADOW):
             assert sim.finished[0].state.log.updates == 40
         late = [r for r in sim.ranks.values() if r.me.attempt or r.me.slot == 3]
@@ -627,19 +627,19 @@ def test_a_rank_whose_loop_has_ended_is_not_the_publisher() -> None:
     )
     sim = Simulation(world, 1)
     sim.start()
-    seen = set()
+    states = set()
     before = sim.checkers.after_event
 
     def watch(rank: SimRank, state: tuple[object, ...] | None) -> None:
         before(rank, state)
         log = rank.state.log
         if log.active and not log.stopped:
-            seen.add((len(log.done), log.publisher in log.done))
+            states.add((len(log.done), log.publisher in log.done))
 
     setattr(sim.checkers, "after_event", watch)  # noqa: B010
     sim.run()
-    assert (2, False) in seen
-    assert not any(idle for _, idle in seen)
+    assert (2, False) in states
+    assert not any(idle for _, idle in states)
 
 
 def test_a_stop_request_ends_the_job_at_the_same_round_on_all_ranks() -> None:
@@ -699,9 +699,9 @@ def test_per_round_memory_of_a_rank_stays_bounded(monkeypatch: pytest.MonkeyPatc
     worst = 0
     before = sim.checkers.after_event
 
-    def watch(rank: SimRank, seen: tuple[object, ...] | None) -> None:
+    def watch(rank: SimRank, state: tuple[object, ...] | None) -> None:
         nonlocal worst
-        before(rank, seen)
+        before(rank, state)
         s = rank.state
         kept = len(s.words) + len(s.gos) + len(s.early) + len(s.log.recent) + len(s.hashes)
         worst = max(worst, kept)

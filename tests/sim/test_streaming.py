@@ -242,15 +242,15 @@ def test_r32_no_rank_announces_early_in_the_round_after_an_aborted_one(
         rank.stream.level = rank.stream.quiet = 0
 
     def said_after_void() -> int:
-        said = 0
+        count = 0
         for seed in range(SEEDS):
             sim = run(dataclasses.replace(CLEAN, replicas=5, discard=0.5), seed, [])
             void = {key for key, is_void in sim.checkers.is_void.items() if is_void}
-            said += sum(
+            count += sum(
                 coming and (generation, round_ - 1) in void
                 for generation, round_, _, coming in sim.checkers.words
             )
-        return said
+        return count
 
     monkeypatch.setattr(streaming, "voided", tries_at_once)
     assert said_after_void() == 0

@@ -52,8 +52,8 @@ def test_losing_a_head_that_holds_a_go_costs_a_generation_but_no_gradient(
     [(head, behind)] = harmed
     assert behind >= 1
     assert sim.ranks[head].exit is None, "it never came back"
-    found = gos(sim)
-    assert found[ROUND].generation > found[ROUND - 1].generation, "the round began anew"
+    by_round = gos(sim)
+    assert by_round[ROUND].generation > by_round[ROUND - 1].generation, "the round began anew"
     assert sim.finished[0].state.log.ledger.total().applied == world.plan.samples
 
 
@@ -83,8 +83,8 @@ def test_losing_a_head_that_holds_announcements_costs_a_generation_but_no_gradie
     sim.run()
     sim.checkers.at_end()
     assert harmed
-    found = gos(sim)
-    assert found[ROUND].generation > found[ROUND - 1].generation, "the round began anew"
+    by_round = gos(sim)
+    assert by_round[ROUND].generation > by_round[ROUND - 1].generation, "the round began anew"
     assert sim.finished[0].state.log.ledger.total().applied == world.plan.samples
 
 

@@ -105,9 +105,9 @@ def test_a_coordinator_restarted_after_the_release_learns_that_the_job_is_comple
     job: tuple[Path, int, str],
 ) -> None:
     """The ranks have ended, so only their agents can report that they were released (R17)."""
-    folder, code, said = job
-    assert code == 0, said
-    assert "job job: Complete" in said
+    folder, code, output = job
+    assert code == 0, output
+    assert "job job: Complete" in output
     log = next(folder.glob("runs/*/coordinator.log")).read_text()
     assert log.count("GenerationFormed") == 1, log
     agents = "".join(path.read_text() for path in folder.glob("runs/*/agent-*.log"))

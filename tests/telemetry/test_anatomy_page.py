@@ -85,8 +85,8 @@ def test_a_histogram_bucket_has_its_last_round_as_exemplar(pod: PodRecords) -> N
     text = pod.page(exemplars=True).decode()
     families = {f.name: f for f in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
     buckets = families["paceline_round_wait_seconds"].samples
-    found = [(s.labels["le"], s.exemplar) for s in buckets if s.exemplar]
-    assert [(le, e.labels, e.value) for le, e in found] == [
+    exemplars = [(s.labels["le"], s.exemplar) for s in buckets if s.exemplar]
+    assert [(le, e.labels, e.value) for le, e in exemplars] == [
         ("0.1", {"round": "2", "peer": "12.0"}, 0.05)
     ]
     assert b"# {" not in pod.page(), "the plain notation has none"

@@ -241,40 +241,42 @@ def go(round_: int, wait_ms: int, *shares: Share) -> Composition:
     return Composition(record, round_, (), [], [], [], [], ())
 
 
-def said(member: MemberId, at_ms: int, **more: Any) -> Share:
+def share_at(member: MemberId, at_ms: int, **more: Any) -> Share:
     return Share(member=member, upto=1, count=1, offset_us=at_ms * 1000, **more)
 
 
 def test_time_that_a_rank_waits_itself_is_not_counted_as_avoided() -> None:
     """B arrives at 30 ms and waits for GO at 100 ms (a hard quorum), so it saved only 30 ms."""
     avoided = AvoidedWaiting(A)
-    first = go(0, 0, said(A, 0, fresh=True), said(B, 0, fresh=True))
+    first = go(0, 0, share_at(A, 0, fresh=True), share_at(B, 0, fresh=True))
     assert avoided.started(first, (A, B, C), 0) == (0, 0)
-    later = go(1, 70, said(A, 70, fresh=True), said(B, 0, fresh=True))
+    later = go(1, 70, share_at(A, 70, fresh=True), share_at(B, 0, fresh=True))
     assert avoided.started(later, (A, B, C), 100 * MS) == (100 * MS, 130 * MS)
 
 
 def test_a_missing_rank_would_have_waited_for_one_that_is_later_still() -> None:
     avoided = AvoidedWaiting(A)
-    avoided.started(go(0, 0, said(A, 0, fresh=True)), (A, B, C), 0)
-    later = go(1, 80, said(B, 0), said(C, 50), said(A, 80, fresh=True))
+    avoided.started(go(0, 0, share_at(A, 0, fresh=True)), (A, B, C), 0)
+    later = go(1, 80, share_at(B, 0), share_at(C, 50), share_at(A, 80, fresh=True))
     assert avoided.started(later, (A, B, C), 100 * MS) == (70 * MS, 120 * MS)
 
 
 def test_waiting_that_go_does_not_report_is_not_counted_as_avoided() -> None:
     """C was late and is fresh again: GO does not say when its late batch arrived."""
     avoided = AvoidedWaiting(A)
-    avoided.started(go(0, 0, said(A, 0, fresh=True)), (A, C), 0)
-    later = go(1, 20, said(A, 0, fresh=True), said(C, 20, fresh=True))
+    avoided.started(go(0, 0, share_at(A, 0, fresh=True)), (A, C), 0)
+    later = go(1, 20, share_at(A, 0, fresh=True), share_at(C, 20, fresh=True))
     assert avoided.started(later, (A, C), 100 * MS) == (0, 0)
-    avoided.started(go(2, 0, said(A, 0, fresh=True)), (A, C), 200 * MS)
+    avoided.started(go(2, 0, share_at(A, 0, fresh=True)), (A, C), 200 * MS)
     avoided.reset()
-    assert avoided.started(go(3, 0, said(A, 0, fresh=True)), (A,), 300 * MS) == (0, 0)
+    assert avoided.started(go(3, 0, share_at(A, 0, fresh=True)), (A,), 300 * MS) == (0, 0)
 
 
 def test_full_rounds_with_an_idle_rank_avoid_no_waiting() -> None:
     avoided = AvoidedWaiting(A)
-    full = go(0, 50, said(A, 0, fresh=True), said(B, 50, fresh=True), said(C, 0, idle=True))
+    full = go(
+        0, 50, share_at(A, 0, fresh=True), share_at(B, 50, fresh=True), share_at(C, 0, idle=True)
+    )
     avoided.started(full, (A, B, C), 0)
     assert avoided.started(full, (A, B, C), 100 * MS) == (0, 0)
 
@@ -335,12 +337,12 @@ def test_shadow_mode_reports_what_other_modes_would_save(one: OneRank) -> None:
     assert one.record["shadow_saved_seconds_total", "Solo"] == [pytest.approx(0.070)] * 2
     assert one.record["shadow_late_gradients_total", "Quorum"] == [1, 1]
     assert one.record["shadow_late_gradients_total", "Solo"] == [2, 2]
-    told = one.reported_log().shadow
-    assert told is not None
-    assert (told.rounds, told.fresh) == (3, 9)
-    assert told.late["Solo"] == 4, "the first round is Full anyhow"
-    assert told.waited_s == pytest.approx(0.210)
-    assert told.saved_s["Majority"] == pytest.approx(0.120)
+    shadow = one.reported_log().shadow
+    assert shadow is not None
+    assert (shadow.rounds, shadow.fresh) == (3, 9)
+    assert shadow.late["Solo"] == 4, "the first round is Full anyhow"
+    assert shadow.waited_s == pytest.approx(0.210)
+    assert shadow.saved_s["Majority"] == pytest.approx(0.120)
 
 
 def test_the_remaining_time_follows_the_current_speed(one: OneRank) -> None:
@@ -375,27 +377,29 @@ def test_script_metrics_cover_the_last_rounds(one: OneRank) -> None:
     def loss(value: float) -> Share:
         return replace(one.share(A, 0), metrics=(LoggedMetric("loss", 4 * value, 4.0),))
 
-    told = one.reported_log
-    assert told().metrics == {}
+    reported = one.reported_log
+    assert reported().metrics == {}
     one.round(loss(8.0), took_ms=0)
-    assert told().metrics == {"loss": 8.0}
+    assert reported().metrics == {"loss": 8.0}
     for _ in range(METRIC_ROUNDS - 1):
         one.round(loss(1.0), took_ms=0)
-    assert told().metrics == {"loss": (8.0 + METRIC_ROUNDS - 1) / METRIC_ROUNDS}
+    assert reported().metrics == {"loss": (8.0 + METRIC_ROUNDS - 1) / METRIC_ROUNDS}
     one.round(loss(1.0), took_ms=0)
-    assert told().metrics == {"loss": 1.0}
-    assert told().metric_sums == {"loss": (4.0 * (8 + METRIC_ROUNDS), 4.0 * (METRIC_ROUNDS + 1))}
+    assert reported().metrics == {"loss": 1.0}
+    assert reported().metric_sums == {
+        "loss": (4.0 * (8 + METRIC_ROUNDS), 4.0 * (METRIC_ROUNDS + 1))
+    }
     one.rank.log = Log.restore(one.rank.log.snapshot())  # as from a checkpoint or donor
     one.round(loss(0.5), took_ms=0)
-    assert told().metrics == {"loss": 0.5}
+    assert reported().metrics == {"loss": 0.5}
 
 
 def test_progress_reaches_one_when_samples_are_left_out(one: OneRank) -> None:
     one.rank.log.plan = replace(PLAN, samples=5, drop_last=True)
     for share in (A, B):
         one.round(one.share(share, 0), took_ms=0)
-    found = one.reported_log()
-    assert (found.samples_left_out, found.progress) == (1, 1.0)
+    log = one.reported_log()
+    assert (log.samples_left_out, log.progress) == (1, 1.0)
 
 
 def test_participation_shares_follow_the_log(one: OneRank) -> None:

@@ -178,17 +178,17 @@ def test_a_reader_never_sees_a_partial_update() -> None:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
         try:
-            seen: set[float] = set()
+            states: set[float] = set()
             behind = 0
             until_s = time.monotonic() + 60.0
-            while len(seen) < 1000:  # until 1000 different states of the record were read
+            while len(states) < 1000:  # until 1000 different states of the record were read
                 values = reader.read().values
                 ahead = sum(values[at : at + 11]) - values[at + 11]
                 behind += ahead != 0.0
                 assert ahead in (0.0, 1.0)
                 assert behind <= 5
-                seen.add(values[at + 11])
-                assert time.monotonic() < until_s, len(seen)
+                states.add(values[at + 11])
+                assert time.monotonic() < until_s, len(states)
         finally:
             writer.kill()
     os.close(fd)
@@ -249,8 +249,8 @@ def test_every_metric_is_exported_with_its_value_and_labels(pod: PodRecords) -> 
                 case MetricKind.HISTOGRAM:
                     record.histogram(name, **labels).observe(value)
                     name += "_sum"
-            told = ",".join(f"{k}={v}" for k, v in sorted({**labels, "worker": "3.0"}.items()))
-            written[f"{name}{{{told}}}"] = value
+            pairs = ",".join(f"{k}={v}" for k, v in sorted({**labels, "worker": "3.0"}.items()))
+            written[f"{name}{{{pairs}}}"] = value
     shown = page(pod)
     assert len(written) > 100
     assert {name: shown.get(name) for name in written} == written

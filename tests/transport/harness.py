@@ -57,16 +57,16 @@ class Rank(ABC):
 
     def result(self, timeout_s: float = ANSWER_S) -> Outcome:
         """Wait until the command has ended and return its outcome."""
-        while isinstance(heard := self._hear(timeout_s), Entered):
+        while isinstance(answer := self._hear(timeout_s), Entered):
             pass
-        return heard
+        return answer
 
     def wait_entered(self, number: int = 1, timeout_s: float = ANSWER_S) -> None:
         """Wait until a command that `tells` is about to make its `number`th transport call."""
-        heard: Outcome | Entered = Entered(0)
-        while isinstance(heard, Entered) and heard.number < number:
-            heard = self._hear(timeout_s)
-        assert isinstance(heard, Entered), f"{self.name} never entered call {number}: {heard}"
+        answer: Outcome | Entered = Entered(0)
+        while isinstance(answer, Entered) and answer.number < number:
+            answer = self._hear(timeout_s)
+        assert isinstance(answer, Entered), f"{self.name} never entered call {number}: {answer}"
 
     @abstractmethod
     def raise_abort(self) -> None: ...
@@ -130,12 +130,12 @@ class ProcessRank(Rank):
         if not self.connection.poll(timeout_s):
             raise AssertionError(f"{self.name} gave no answer in {timeout_s} s")
         try:
-            heard = self.connection.recv()
+            answer = self.connection.recv()
         except EOFError as error:
-            said = Path(self._log.name).read_text()[-2000:]
-            raise RankEndedError(f"{self.name} has ended; it said:\n{said}") from error
-        assert isinstance(heard, Outcome | Entered)
-        return heard
+            log = Path(self._log.name).read_text()[-2000:]
+            raise RankEndedError(f"{self.name} has ended; it said:\n{log}") from error
+        assert isinstance(answer, Outcome | Entered)
+        return answer
 
     def has_answered(self, within_s: float) -> bool:
         assert self.connection is not None

@@ -207,11 +207,11 @@ class RankBody:
         return self._of(kind).zeros(len(buffer), buffer.dtype, buffer.device).copy_(buffer)
 
     def _reduce_in_turn(self, kind: str, buffers: list[torch.Tensor]) -> None:
-        told: list[int] = []
+        reported: list[int] = []
         self._of(kind).allreduce_in_turn(
-            buffers, self.abort, Method.of(kind).algorithm, lambda: told.append(len(told))
+            buffers, self.abort, Method.of(kind).algorithm, lambda: reported.append(len(reported))
         )
-        assert len(told) == len(buffers), "somebody waits to hear that a buffer is summed"
+        assert len(reported) == len(buffers), "somebody waits to hear that a buffer is summed"
 
     def _reduce_rounded(self, kind: str, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
         residuals = [torch.zeros_like(buffer) for buffer in buffers]

@@ -169,14 +169,14 @@ def test_segments_reduced_one_by_one_have_the_bits_of_one_call(crew: Crew) -> No
     """Reduce in several ways: streaming a round must change no bit (R27)."""
     members = crew.ranks[:3]
     crew.open(members)
-    found = set()
+    digests = set()
     ways: list[dict[str, Any]] = [{}, {"one_by_one": True}, {"in_turn": True}, {}]
     for how in ways:
         payload = Payload(9, SEGMENTS, exact=False, **how)
         outcomes = reduce(crew, members, payload)
         assert {outcome.error for outcome in outcomes} == {""}, outcomes
-        found |= {outcome.value[0] for outcome in outcomes}
-    assert len(found) == 1
+        digests |= {outcome.value[0] for outcome in outcomes}
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(("end", "reached"), [("killed", 3), ("aborted", 1)])

@@ -38,11 +38,11 @@ def test_a_copy_has_the_bits_of_torch_and_ends_where_it_should(count: int, offse
 
 def test_other_types_and_layouts_are_copied_by_torch() -> None:
     double = torch.randn(LARGE, dtype=torch.float64)
-    found = torch.empty_like(double)
-    copies.scale(double, found, 1 / 3)
-    assert torch.equal(found, torch.mul(double, 1 / 3))
-    copies.copy(double, found)
-    assert torch.equal(found, double)
+    result = torch.empty_like(double)
+    copies.scale(double, result, 1 / 3)
+    assert torch.equal(result, torch.mul(double, 1 / 3))
+    copies.copy(double, result)
+    assert torch.equal(result, double)
     strided = torch.randn(2 * LARGE)[::2]
     into = torch.empty(LARGE)
     copies.scale(strided, into, 1 / 3)

@@ -156,8 +156,8 @@ def test_if_one_rank_cannot_connect_nccl_all_use_host_memory(crews: list[Crew]) 
     crew.gpu[1].broken = True
     crew.open(2)
     assert crew.chosen() == {"mpi"}
-    told = {rank.describe()["left out.nccl"] for rank in crew.ranks}
-    assert any("no connection out of this container" in why for why in told)
+    reasons = {rank.describe()["left out.nccl"] for rank in crew.ranks}
+    assert any("no connection out of this container" in why for why in reasons)
 
 
 def test_a_forced_nccl_is_refused_when_training_begins_without_one_gpu() -> None:
@@ -193,18 +193,18 @@ def test_unreachable_memory_is_staged_on_the_host_and_logged_once(
     with caplog.at_level(logging.WARNING, "paceline.rank"):
         for _ in range(3):
             rank.allreduce([torch.ones(3)], ABORT, NATIVE)
-    (said,) = caplog.messages
-    assert "sim does not reach the memory of cpu: gradients go through host memory" in said
+    (message,) = caplog.messages
+    assert "sim does not reach the memory of cpu: gradients go through host memory" in message
     assert rank.describe()["through host memory"] == "cpu"
     rank.shutdown()
 
 
 def test_host_buffers_are_reused_unless_a_call_was_abandoned() -> None:
     """Check promise 3: memory that an abandoned reduction may still write to is never reused."""
-    staging, seen = Staging(), []
+    staging, pointers = Staging(), []
 
     def double(buffers: Sequence[torch.Tensor]) -> None:
-        seen.append([buffer.data_ptr() for buffer in buffers])
+        pointers.append([buffer.data_ptr() for buffer in buffers])
         for buffer in buffers:
             buffer.mul_(2)
 
@@ -218,8 +218,8 @@ def test_host_buffers_are_reused_unless_a_call_was_abandoned() -> None:
     staging.reduce(double, [far], ABORT)
     staging.reduce(double, [far], ABORT)
     assert [buffer.tolist() for buffer in far] == [[4.0] * 5, [0, 4, 8], []]
-    assert seen[0][:2] == seen[1][:2]
-    assert not {buffer.data_ptr() for buffer in far[:2]} & set(seen[0])
+    assert pointers[0][:2] == pointers[1][:2]
+    assert not {buffer.data_ptr() for buffer in far[:2]} & set(pointers[0])
 
     with pytest.raises(TransportAborted):
         staging.reduce(give_up, [far], ABORT)
@@ -228,7 +228,7 @@ def test_host_buffers_are_reused_unless_a_call_was_abandoned() -> None:
         buffer.fill_(99)  # a late write
     staging.reduce(double, [far], ABORT)
     assert far[0].tolist() == [16.0] * 5
-    assert not {buffer.data_ptr() for buffer in left[:2]} & set(seen[-1])
+    assert not {buffer.data_ptr() for buffer in left[:2]} & set(pointers[-1])
 
 
 def test_host_buffers_follow_the_shapes_and_dtypes_of_the_reduction() -> None:

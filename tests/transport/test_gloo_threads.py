@@ -27,12 +27,12 @@ def pair() -> Iterator[list[GlooTransport]]:
 def summing() -> set[str]:
     """Return the threads with gloo's name, which they set soon after they have started."""
     tasks = Path("/proc/self/task")
-    found = set()
+    threads = set()
     for task in tasks.iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
             if (task / "comm").read_text().strip() == "pt_gloo_runloop":
-                found.add(task.name)
-    return found
+                threads.add(task.name)
+    return threads
 
 
 def test_gloo_has_two_summing_threads_per_rank(pair: list[GlooTransport]) -> None:

@@ -230,15 +230,15 @@ def test_a_failed_launch_abandons_the_earlier_ones(
 def test_with_reduce_and_broadcast_segments_are_summed_one_by_one(
     machine: Machine, transport: NcclTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def differ(found: NcclTransport, *_: Any) -> None:
-        found._operations = BY_ONE_RANK
+    def differ(instance: NcclTransport, *_: Any) -> None:
+        instance._operations = BY_ONE_RANK
 
     monkeypatch.setattr(NcclTransport, "_compare", differ)
     transport.open(group(2, transport), Abort(), 5.0)
     machine.record.clear()
     transport.allreduce_in_turn(segments(2), Abort(), NATIVE, machine.summed)
-    told = [what for what in machine.record if what in ("reduce", "broadcast", "summed")]
-    assert told == ["reduce", "broadcast", "summed"] * 2
+    calls = [what for what in machine.record if what in ("reduce", "broadcast", "summed")]
+    assert calls == ["reduce", "broadcast", "summed"] * 2
 
 
 def test_a_closed_group_is_aborted_when_the_next_one_is_open(

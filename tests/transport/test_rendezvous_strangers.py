@@ -458,7 +458,7 @@ def test_a_caller_of_another_user_is_closed_unread(data: bytes) -> None:
     assert stranger.stdout.readline() == "sent\n"
     assert meet(meetings) == "hi"
     assert refused(RefusalReason.OTHER_USER) == before + 20
-    told, _ = stranger.communicate("\n", timeout=WAIT_S)
-    assert told == "closed\n"
+    output, _ = stranger.communicate("\n", timeout=WAIT_S)
+    assert output == "closed\n"
     for each in meetings:
         each.close()

@@ -108,8 +108,8 @@ def test_one_different_bit_selects_reduce_and_broadcast_for_this_group(
         rank.operations.clear()
     assert sums(crew, 5) == [[3.0] * 5] * RANKS
     assert [rank.operations for rank in crew] == [["reduce", "broadcast"]] * RANKS
-    told = {rank.describe()["sums"] for rank in crew}
-    assert told == {f"reduce and broadcast: its allreduce gave ranks other bits at {name}"}
+    descriptions = {rank.describe()["sums"] for rank in crew}
+    assert descriptions == {f"reduce and broadcast: its allreduce gave ranks other bits at {name}"}
     assert [c.bits for rank in crew for c in rank.conducts()] == [Bits.ONE_RANK] * RANKS
 
     crew[1].changed_bytes = 0
@@ -122,21 +122,21 @@ def test_the_number_of_sums_in_flight_changes_no_bit(crew: list[Doubted]) -> Non
     """Let the ranks differ in the number, too (R27)."""
     open_all(crew, 1)
     given = [make_probes(rank, CPU) * 3 for rank in range(RANKS)]
-    found = set()
+    digests = set()
     for numbers in [(1, 1, 1), (1, 3, 4), (4, 4, 4)]:
         parts = [[probe.clone() for probe in probes] for probes in given]
-        told: list[int] = []
+        reported: list[int] = []
         with ThreadPoolExecutor(RANKS) as pool:
             sums = []
             for rank, number, mine in zip(crew, numbers, parts, strict=True):
                 rank.under_way_max = number
-                hears = partial(told.append, number)
+                hears = partial(reported.append, number)
                 sums.append(pool.submit(rank.allreduce_in_turn, mine, Abort(), NATIVE, hears))
             for summed in sums:
                 summed.result()
-        assert len(told) == RANKS * len(given[0])
-        found |= {tuple(digest(buffer) for buffer in mine) for mine in parts}
-    assert len(found) == 1
+        assert len(reported) == RANKS * len(given[0])
+        digests |= {tuple(digest(buffer) for buffer in mine) for mine in parts}
+    assert len(digests) == 1
 
 
 def test_a_peer_that_never_compares_blocks_nobody(crew: list[Doubted]) -> None:

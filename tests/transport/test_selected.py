@@ -86,8 +86,8 @@ def test_size_classes_are_measured_up_to_the_largest_segment() -> None:
         assert open_all(ranks, 1) == [None] * 2
         assert len(set(ranks[0].reasons())) == measured
         assert ranks[0].reasons() == ranks[1].reasons()
-        told = ranks[0].describe()
-        assert told["choice.64MiB"] == told[f"choice.{CLASS_NAMES[measured - 1]}"]
+        description = ranks[0].describe()
+        assert description["choice.64MiB"] == description[f"choice.{CLASS_NAMES[measured - 1]}"]
 
 
 def test_the_wire_and_staging_of_the_chosen_transport_are_reported() -> None:
@@ -115,9 +115,9 @@ def test_a_transport_that_one_rank_cannot_connect_is_left_out_by_all(
     assert not b.call("break", "auto", broken).error
     for members in ([a, b, c], [a, b, c, d]):
         crew.open(members)
-        told = [rank.call("describe", "auto").value for rank in members]
-        assert all("could not wire it" in facts[f"left out.{broken}"] for facts in told)
-        assert f"{broken} does not work here" in told[1][f"left out.{broken}"]
+        descriptions = [rank.call("describe", "auto").value for rank in members]
+        assert all("could not wire it" in facts[f"left out.{broken}"] for facts in descriptions)
+        assert f"{broken} does not work here" in descriptions[1][f"left out.{broken}"]
         chosen = choices(crew, members)
         assert all(why == chosen[0] for why in chosen)
         assert not any(why.startswith(broken) for why in chosen[0])
@@ -140,9 +140,9 @@ def test_a_failed_transport_is_left_out_once_and_not_awaited_again(
     with caplog.at_level(logging.WARNING, "paceline.rank"):
         for number in range(3):
             assert open_all(ranks, number) == [None] * 3
-    said = [m for m in caplog.messages if "goes on without second" in m]
-    assert len(said) == len(ranks)
-    assert sum("second does not work here" in m for m in said) >= 1
+    messages = [m for m in caplog.messages if "goes on without second" in m]
+    assert len(messages) == len(ranks)
+    assert sum("second does not work here" in m for m in messages) >= 1
     assert {m.transport for rank in ranks for m in rank.methods()} == {"first"}
 
 
@@ -201,7 +201,7 @@ class Queueing(FirstTransport):
 
 
 def test_only_a_single_candidate_gets_all_segments_together() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     for far in (False, True):
         hubs = Hubs()
         queueing = Queueing(hubs.first, "t0")
@@ -212,10 +212,10 @@ def test_only_a_single_candidate_gets_all_segments_together() -> None:
             rank = SelectedTransport([queueing, *beside], {})
             rank.begin([CPU])
             rank.open(Group("g", 1, (Peer("t0", rank.address),), 0), Abort(), 5.0)
-            rank.allreduce_in_turn([torch.ones(3)] * 3, Abort(), NATIVE, lambda: told.append(1))
+            rank.allreduce_in_turn([torch.ones(3)] * 3, Abort(), NATIVE, lambda: reported.append(1))
             assert queueing.given == want
             rank.close()
-    assert len(told) == 4 * 3
+    assert len(reported) == 4 * 3
 
 
 @pytest.mark.parametrize("told_by", [("t0", "t1", "t2"), ("t1",)])

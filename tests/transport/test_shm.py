@@ -98,9 +98,9 @@ def summed(
         ranks[rank].allreduce([buffer], Abort(), "native")
         return buffer.clone()
 
-    found = on_all(reduce, len(ranks))
-    assert all(isinstance(one, torch.Tensor) for one in found), found
-    return [one for one in found if isinstance(one, torch.Tensor)]
+    results = on_all(reduce, len(ranks))
+    assert all(isinstance(one, torch.Tensor) for one in results), results
+    return [one for one in results if isinstance(one, torch.Tensor)]
 
 
 PER_RANK = ((True, True, True), (False, False, False), (True, False, True))
@@ -123,8 +123,8 @@ def test_native_and_python_loops_add_in_member_order(
         for numel in NUMELS:
             parts = parts_of(len(ranks), numel, dtype)
             wanted = fold([part.clone() for part in parts], torch.add)
-            for found in summed(ranks, parts, in_place):
-                assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+            for result in summed(ranks, parts, in_place):
+                assert torch.equal(result.view(torch.uint8), wanted.view(torch.uint8))
 
 
 @pytest.mark.long
@@ -142,8 +142,8 @@ def test_two_levels_sum_exactly_on_machines_of_unequal_size() -> None:
         parts = [part.round() for part in parts_of(len(ranks), numel, torch.float32)]
         wanted = torch.stack(parts).sum(0)
         for owned in (True, False):
-            for found in summed(ranks, parts, [owned] * len(ranks)):
-                assert torch.equal(found, wanted)
+            for result in summed(ranks, parts, [owned] * len(ranks)):
+                assert torch.equal(result, wanted)
     assert ranks[0].describe()["machines"] == "2"
     assert ranks[0].machines() == (0, 1, 1, 0, 1)
     assert ranks[0].conducts() == (Conduct("hier:sim", machines=ranks[0].machines()),)
@@ -179,9 +179,9 @@ def test_an_error_names_the_rank_whose_buffer_size_differs(made: Callable[..., R
 
     errors = on_all(reduce, 2)
     assert all(isinstance(error, TransportError) for error in errors), errors
-    told = {r: str(e) for r, e in enumerate(errors) if not isinstance(e, PeerLost)}
-    assert told, "the first to find out says it; the other may see only that it has given up"
-    for rank, text in told.items():
+    messages = {r: str(e) for r, e in enumerate(errors) if not isinstance(e, PeerLost)}
+    assert messages, "the first to find out says it; the other may see only that it has given up"
+    for rank, text in messages.items():
         assert f"rank {1 - rank} sums a buffer of {4 * sizes[1 - rank]} bytes" in text
         assert "hint: start every rank with the same script" in text
 
@@ -273,10 +273,10 @@ def test_a_rank_that_cannot_map_the_others_blocks_nobody_and_leaks_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(shm_room, "map_others", map_others)
-        found = on_all(open_, 3)
-    assert isinstance(found[1], TransportError), found
-    assert "has another size than it says" in str(found[1])
-    assert any(isinstance(one, PeerLost) for one in found), found
+        results = on_all(open_, 3)
+    assert isinstance(results[1], TransportError), results
+    assert "has another size than it says" in str(results[1])
+    assert any(isinstance(one, PeerLost) for one in results), results
     for rank in ranks:
         rank.close()
     opened(ranks, 2)
@@ -284,7 +284,7 @@ def test_a_rank_that_cannot_map_the_others_blocks_nobody_and_leaks_nothing(
     assert len(summed(ranks, parts, [True] * 3)) == 3
     for rank in ranks:
         rank.close()
-    del found  # the tracebacks keep mapped memory alive
+    del results  # the tracebacks keep mapped memory alive
     gc.collect()
     assert open_files() == before
 
@@ -413,13 +413,13 @@ def test_the_memory_cannot_be_written_or_resized_through_its_file() -> None:
 
 def open_files() -> list[str]:
     gc.collect()  # closes files of earlier tests now rather than meanwhile
-    found = []
+    targets = []
     for fd in Path("/proc/self/fd").iterdir():
         try:
-            found.append(str(fd.readlink()))
+            targets.append(str(fd.readlink()))
         except FileNotFoundError:
             continue  # the descriptor of the listing itself
-    return sorted(name for name in found if "memfd:paceline" in name or "eventfd" in name)
+    return sorted(name for name in targets if "memfd:paceline" in name or "eventfd" in name)
 
 
 @pytest.mark.long

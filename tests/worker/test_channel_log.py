@@ -40,5 +40,5 @@ def test_the_data_channel_is_logged_once_per_membership(
                 endpoints=tuple((member, Endpoints("", "sim")) for member in MEMBERS),
             )
             assert isinstance(channel.open(commit, MEMBERS[0]), ev.ChannelOpened)
-    said = "data channel: choice.4KiB: shm is the fastest; wire: Float32"
-    assert caplog.messages == [said, said]
+    message = "data channel: choice.4KiB: shm is the fastest; wire: Float32"
+    assert caplog.messages == [message, message]

@@ -290,8 +290,8 @@ class Spectral(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = torch.einsum("bi,io->bo", x.to(self.filter.dtype), self.filter) * self.phase
-        found: torch.Tensor = self.linear((made.abs() + made.real).float())
-        return found
+        result: torch.Tensor = self.linear((made.abs() + made.real).float())
+        return result
 
 
 COMPLEX = [torch.complex64, torch.complex128]

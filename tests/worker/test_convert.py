@@ -58,8 +58,8 @@ def test_weights_survive_a_round_trip_through_each_kind(tmp_path: Path, kind: st
     first = tmp_path / "first.pt"
     torch.save(weights, first)
     there = tmp_path / NAMES[kind]
-    said = run(first, there, asked=kind)
-    assert f"{len(weights)} tensors" in said
+    output = run(first, there, asked=kind)
+    assert f"{len(weights)} tensors" in output
     assert convert.read(there, trust_pickle=True)[0] == kind
     back = tmp_path / "back.safetensors"
     run(there, back)
@@ -81,8 +81,8 @@ def test_other_programs_read_what_was_written(tmp_path: Path) -> None:
     with alone():
         load(fresh, checkpoint_id=tmp_path / "shared", no_dist=True)
     assert same(fresh["model"], dict(made.state_dict()))
-    found = torch.load(tmp_path / "weights.pt", weights_only=True)
-    assert model().load_state_dict(found).missing_keys == []
+    state = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert model().load_state_dict(state).missing_keys == []
 
 
 def test_the_newest_version_of_a_job_is_converted_and_a_changed_byte_is_noticed(
@@ -142,8 +142,8 @@ def test_tied_weights_are_written_for_each_of_their_names(tmp_path: Path) -> Non
     torch.save({"a": shared, "b": shared, "turned": shared.t()}, tmp_path / "tied.pt")
     for kind in ("safetensors", "transformers"):
         run(tmp_path / "tied.pt", tmp_path / NAMES[kind], asked=kind)
-        found = convert.read(tmp_path / NAMES[kind], trust_pickle=False)[1]
-        assert same(found, {"a": shared, "b": shared, "turned": shared.t().contiguous()})
+        tensors = convert.read(tmp_path / NAMES[kind], trust_pickle=False)[1]
+        assert same(tensors, {"a": shared, "b": shared, "turned": shared.t().contiguous()})
 
 
 @pytest.mark.parametrize("key", convert.WRAPPERS)

@@ -92,9 +92,9 @@ class Agent:
         return wire.said_by_rank(data) if data is not None else None
 
     def wait(self, message: msgspec.Struct) -> RankEnvelope:
-        while (said := self.next()) is not None:
-            if said.message == message:
-                return said
+        while (envelope := self.next()) is not None:
+            if envelope.message == message:
+                return envelope
         raise AssertionError(f"{message} was never said")
 
 
@@ -139,8 +139,8 @@ def test_each_connection_begins_with_one_registration() -> None:
             line.send(STOPPED)
             assert agent.wait(STOPPED) == RankEnvelope(number, STOPPED)
         assert rank.connections == 2
-        while (said := agent.next()) is not None and said.message != BEAT:
-            assert said.message != REGISTER, "once is enough"
+        while (envelope := agent.next()) is not None and envelope.message != BEAT:
+            assert envelope.message != REGISTER, "once is enough"
 
 
 def test_an_order_of_any_size_arrives() -> None:
@@ -218,15 +218,17 @@ def test_no_message_is_sent_twice_while_connections_are_renewed() -> None:
             agent.tell(Introduce(number))
         speaker.join(WAIT_S)
         line.send(STOPPED)
-        heard: dict[int, list[int]] = {}
-        said = agent.next()
-        while said is not None and not (said.message == STOPPED and said.connection == 39):
-            if isinstance(said.message, Saved):
-                heard.setdefault(said.connection, []).append(said.message.version)
-            if said.message == REGISTER and said.connection == 39:
+        by_connection: dict[int, list[int]] = {}
+        envelope = agent.next()
+        while envelope is not None and not (
+            envelope.message == STOPPED and envelope.connection == 39
+        ):
+            if isinstance(envelope.message, Saved):
+                by_connection.setdefault(envelope.connection, []).append(envelope.message.version)
+            if envelope.message == REGISTER and envelope.connection == 39:
                 line.send(STOPPED)
-            said = agent.next()
-    every = [version for versions in heard.values() for version in versions]
+            envelope = agent.next()
+    every = [version for versions in by_connection.values() for version in versions]
     assert every == sorted(set(every))
 
 

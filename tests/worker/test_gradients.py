@@ -195,8 +195,8 @@ def test_backward_with_create_graph_is_refused(listens: bool) -> None:
 
     It would count what an earlier backward pass of the lease has left twice.
     """
-    gradients, [a, b, c, d], told = watched(*"abcd")
-    gradients.watch(told.append if listens else None)
+    gradients, [a, b, c, d], reported = watched(*"abcd")
+    gradients.watch(reported.append if listens else None)
     a.square().sum().backward()
     twice = (a * b * c * d).sum()
 
@@ -281,83 +281,83 @@ def test_the_fingerprint_depends_on_name_shape_and_dtype() -> None:
 def watched(*names: str, cell: int = 16) -> tuple[Gradients, list[torch.nn.Parameter], list[int]]:
     """Make parameters in registration order, two per segment, and a list of reported segments."""
     named = [(name, torch.nn.Parameter(torch.ones(cell))) for name in names]
-    gradients, told = Gradients(named, segment_bytes=2 * cell * 4), list[int]()
-    gradients.watch(told.append)
-    return gradients, [parameter for _, parameter in named], told
+    gradients, reported = Gradients(named, segment_bytes=2 * cell * 4), list[int]()
+    gradients.watch(reported.append)
+    return gradients, [parameter for _, parameter in named], reported
 
 
 def test_a_segment_is_reported_when_it_has_its_last_gradient() -> None:
-    gradients, [a, b, c, d], told = watched(*"abcd")
+    gradients, [a, b, c, d], reported = watched(*"abcd")
     assert [slot.segment for slot in gradients.layout.slots] == [1, 1, 0, 0]
     d.sum().backward()
     a.sum().backward()
-    assert told == []
+    assert reported == []
     c.sum().backward()
-    assert told == [0]
+    assert reported == [0]
     before = gradients.written(1)
     b.sum().backward()
-    assert told == [0, 1]
+    assert reported == [0, 1]
     assert gradients.written(1) > before
     assert a.grad is not None
     assert torch.equal(a.grad, torch.ones_like(a))
 
 
 def test_a_segment_is_reported_once_however_often_it_is_written() -> None:
-    gradients, parameters, told = watched(*"abcd")
+    gradients, parameters, reported = watched(*"abcd")
     for _ in range(3):
         torch.stack([p.sum() for p in parameters]).sum().backward()
-    assert sorted(told) == [0, 1]
-    gradients.watch(told.append)
+    assert sorted(reported) == [0, 1]
+    gradients.watch(reported.append)
     parameters[3].sum().backward()
-    assert sorted(told) == [0, 1]
+    assert sorted(reported) == [0, 1]
     parameters[2].sum().backward()
-    assert sorted(told) == [0, 0, 1]
+    assert sorted(reported) == [0, 0, 1]
 
 
 def test_a_segment_with_a_missing_gradient_is_not_reported() -> None:
-    gradients, [a, b, c, _], told = watched(*"abcd")
+    gradients, [a, b, c, _], reported = watched(*"abcd")
     (a.sum() + b.sum() + c.sum()).backward()
-    assert told == [1]
+    assert reported == [1]
     gradients.watch(None)
     add_gradient(gradients, 1.0)
-    assert told == [1], "nobody listens any more"
+    assert reported == [1], "nobody listens any more"
 
 
 def test_a_segment_with_a_frozen_parameter_is_not_reported() -> None:
-    _, [a, b, c, d], told = watched(*"abcd")
+    _, [a, b, c, d], reported = watched(*"abcd")
     d.requires_grad_(False)
     (a.sum() + b.sum() + c.sum() + d.sum()).backward()
-    assert told == [1]
+    assert reported == [1]
 
 
 def test_a_parameter_that_is_used_twice_completes_its_segment_once() -> None:
-    _, [_, _, c, d], told = watched(*"abcd")
+    _, [_, _, c, d], reported = watched(*"abcd")
     (2.0 * d.sum() + 3.0 * d.sum()).backward()
-    assert told == []
+    assert reported == []
     c.sum().backward()
-    assert told == [0]
+    assert reported == [0]
     assert d.grad is not None
     assert torch.equal(d.grad, torch.full_like(d, 5.0))
 
 
 def test_gradients_set_to_none_are_in_the_segment_when_it_is_reported() -> None:
-    seen = []
+    sums = []
     gradients, parameters, _ = watched(*"abcd")
 
     def look(segment: int) -> None:
         flats = loaded(gradients, BufferName.GRAD)
-        seen.append((segment, float(flats[segment].sum())))
+        sums.append((segment, float(flats[segment].sum())))
 
     gradients.watch(look)
     for parameter in parameters:
         parameter.grad = None
     torch.stack([p.sum() for p in parameters]).sum().backward()
-    assert sorted(seen) == [(0, 32.0), (1, 32.0)]
+    assert sorted(sums) == [(0, 32.0), (1, 32.0)]
     assert gradients.attach() == 0
 
 
 def test_an_error_in_backward_leaves_the_next_batch_intact() -> None:
-    gradients, parameters, told = watched(*"abcd")
+    gradients, parameters, reported = watched(*"abcd")
 
     def fail(_: torch.Tensor) -> None:
         raise ValueError
@@ -366,12 +366,12 @@ def test_an_error_in_backward_leaves_the_next_batch_intact() -> None:
     for parameter in reversed(parameters):
         with contextlib.suppress(ValueError):
             parameter.sum().backward()
-    assert told == [1]
+    assert reported == [1]
     hook.remove()
     gradients.zero(BufferName.GRAD)
-    gradients.watch(told.append)
+    gradients.watch(reported.append)
     torch.stack([p.sum() for p in parameters]).sum().backward()
-    assert sorted(told) == [0, 1, 1]
+    assert sorted(reported) == [0, 1, 1]
     assert all_equal([gradients.result[0]], 0.0)
 
 
@@ -380,7 +380,7 @@ def test_segments_of_a_compiled_model_are_reported() -> None:
 
     What it makes is one autograd node with the gradients of all parameters.
     """
-    gradients, parameters, told = watched(*"abcd")
+    gradients, parameters, reported = watched(*"abcd")
 
     class AllAtOnce(torch.autograd.Function):
         @staticmethod
@@ -392,5 +392,5 @@ def test_segments_of_a_compiled_model_are_reported() -> None:
             return tuple(grad.expand(16) for _ in range(4))
 
     AllAtOnce.apply(*parameters).backward()
-    assert sorted(told) == [0, 1]
+    assert sorted(reported) == [0, 1]
     assert all(torch.equal(x, torch.ones(16)) for x in grads(gradients))

@@ -331,19 +331,19 @@ def test_a_joiner_that_cannot_take_the_state_ends_alone(monkeypatch: pytest.Monk
     donor.serve(JOINERS[0], 1)
     joiner.hear(SimpleNamespace(generation=GEN), tuple(donor.sent[JOINERS[0]]))
     ends: list[ev.Exit] = []
-    said: list[object] = []
+    messages: list[object] = []
     comm: Any = joiner.comm
     comm.machine = SimpleNamespace(state=SimpleNamespace(gen_id=GEN, me=JOINERS[0]))
-    comm._main = SimpleNamespace(exited=ends.append, broken=said.append)
+    comm._main = SimpleNamespace(exited=ends.append, broken=messages.append)
     comm._peers.close = lambda: None
-    monkeypatch.setattr(comm, "_say", said.append)
+    monkeypatch.setattr(comm, "_say", messages.append)
     monkeypatch.setattr(comm, "_turn", lambda: comm._do(ev.InstallState(())))
     comm._run()
     [end] = ends
     assert not end.finished
     assert f"rank {JOINERS[0]} cannot take the state of the job" in end.why
     assert "made_in_forward: shape (3,) in the model of the job, none on this rank" in end.why
-    assert said == []
+    assert messages == []
 
 
 def test_staged_states_of_unknown_generations_are_bounded() -> None:

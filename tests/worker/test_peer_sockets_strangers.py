@@ -77,8 +77,8 @@ def until_refused(pair: Pair, count: int, *reasons: RefusalReason) -> None:
 
 
 def lanes(sockets: PeerSockets) -> dict[str, str]:
-    told = msgspec.json.decode(sockets.address, type=Lanes)
-    return {"fast": told.fast, "bulk": told.bulk}
+    decoded = msgspec.json.decode(sockets.address, type=Lanes)
+    return {"fast": decoded.fast, "bulk": decoded.bulk}
 
 
 def sender_to(pair: Pair, lane: str) -> zmq.Socket[bytes]:

@@ -138,9 +138,9 @@ class OneRank:
 
     def step(self, step: ev.Step = STEP) -> ev.Step:
         self.reducer.close()
-        told = self.reducer.finish(step)
+        finished = self.reducer.finish(step)
         self.reducer.complete()
-        return told
+        return finished
 
     def heard(self) -> ev.Coming | None:
         return self.posted.get(timeout=PATIENCE_S)

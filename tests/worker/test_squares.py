@@ -79,10 +79,10 @@ def test_the_noise_scale_of_two_ranks_is_estimated_correctly() -> None:
         rank.announce(own, unit=SAMPLES)
         rank.apply(own + other, samples=2 * SAMPLES, divisor=2.0, unit=SAMPLES)
     facts = rank.squares.facts()
-    found = noise_scale(
+    estimate = noise_scale(
         batch=facts[Fact.OWN_BATCH],
         square=facts[Fact.OWN_SQUARE],
         larger=facts[Fact.MEAN_BATCH],
         larger_square=facts[Fact.MEAN_SQUARE],
     )
-    assert found == pytest.approx(scale, rel=0.25)
+    assert estimate == pytest.approx(scale, rel=0.25)

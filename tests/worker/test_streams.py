@@ -160,7 +160,7 @@ class Rank:
         self.gradients.streams = DeviceStreams([CPU], RecordedQueues(record))  # type: ignore[arg-type]
         optimizer = torch.optim.Adam(model.parameters())
         self.committed = Committed(model, optimizer, self.gradients)
-        told = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)
+        callbacks = SimpleNamespace(resumed=lambda _: record.note("go on"), exited=lambda _: None)
         machine: Any = SimpleNamespace(
             state=SimpleNamespace(
                 log=SimpleNamespace(version=1, settings=RoundSettings(), waits_for_everybody=False),
@@ -168,7 +168,7 @@ class Rank:
             )
         )
         deaf: Any = Deaf()
-        main: Any = told
+        main: Any = callbacks
         self.driver = CommThread(machine, deaf, NoTransport(), main, Interrupts(), deaf)
         channel: Any = SimpleNamespace(sum=lambda *_: record.note("sum"), carrier=lambda _: None)
         self.driver._channel = channel
@@ -346,11 +346,11 @@ def test_no_step_waits_for_its_device_before_it_is_announced(
                 model(torch.ones(2, 2)).sum().backward()
                 record.entries.clear()
                 session.step(leases=(lease,), samples=2, unit=1, metrics=())
-                said = [what for _, what, _ in record.entries].index("announce")
-                told = Record()
-                told.entries = record.entries[:said]
-                assert not host_waits(told), told.entries
-                checked = [on for what, on in told.operations() if what == CHECK]
+                index = [what for _, what, _ in record.entries].index("announce")
+                before = Record()
+                before.entries = record.entries[:index]
+                assert not host_waits(before), before.entries
+                checked = [on for what, on in before.operations() if what == CHECK]
                 assert checked == [OWN]
                 steps += 1
         session.finish()
@@ -381,10 +381,10 @@ def test_a_segment_is_announced_and_sent_while_its_kernels_are_queued(
     go = Go(GEN, 0, Trigger.ALL, streamed=True)
     assert rank.reducer.reduce(ev.Reduce(go, BufferName.GRAD, 1.0, in_hand=True)) is None
     assert summed.get(timeout=WAIT_S)[-1] == 0
-    seen = [(what, on) for _, what, on in record.entries]
-    follow, check = seen.index((f"wait for {MAIN}", OWN)), seen.index((CHECK, OWN))
-    assert follow < check < seen.index(("sum", OWN))
-    assert "synchronize" not in [what for what, _ in seen]
+    entries = [(what, on) for _, what, on in record.entries]
+    follow, check = entries.index((f"wait for {MAIN}", OWN)), entries.index((CHECK, OWN))
+    assert follow < check < entries.index(("sum", OWN))
+    assert "synchronize" not in [what for what, _ in entries]
     rank.end()
 
 
@@ -520,19 +520,19 @@ def test_the_main_thread_parks_after_its_kernels_and_adopts_the_new_state(
     finally:
         session.close()
     mine = threading.current_thread().name
-    seen = [(what, on) for thread, what, on in record.entries if thread == mine]
-    parked = [i for i, (what, _) in enumerate(seen) if what.startswith("park")]
-    assert {seen[i][0] for i in parked} == {
+    entries = [(what, on) for thread, what, on in record.entries if thread == mine]
+    parked = [i for i, (what, _) in enumerate(entries) if what.startswith("park")]
+    assert {entries[i][0] for i in parked} == {
         "park: Begin",
         "park: Step",
         "park: Want",
         "park: Unrest",
     }
     for i in parked:
-        computed = (f"look {OWN}", OWN) if seen[i][0] == "park: Step" else (f"look {MAIN}", MAIN)
-        assert seen[i - 1] == computed, seen[i - 2 : i + 1]
-        assert seen[i + 1] == (f"wait for {OWN}", MAIN), seen[i : i + 3]
-    assert seen[-2:] == [(f"wait for {OWN}", MAIN), ("copy to model", MAIN)]
+        computed = (f"look {OWN}", OWN) if entries[i][0] == "park: Step" else (f"look {MAIN}", MAIN)
+        assert entries[i - 1] == computed, entries[i - 2 : i + 1]
+        assert entries[i + 1] == (f"wait for {OWN}", MAIN), entries[i : i + 3]
+    assert entries[-2:] == [(f"wait for {OWN}", MAIN), ("copy to model", MAIN)]
     theirs = [(t, what, on) for t, what, on in record.entries if t != mine]
     assert {on for _, what, on in theirs if what.startswith("aten.")} == {OWN}
     assert any(what == "aten.sub_.Tensor" or "foreach" in what for _, what, _ in theirs)

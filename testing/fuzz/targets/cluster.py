@@ -83,10 +83,10 @@ def _store() -> Store:
 
 def _events(kind: Any, **fields: object) -> tuple[bytes, ...]:
     """Return the line of a watch and a page of a list, with one object each."""
-    found = msgspec.json.decode(json_samples(kind)[0])
-    found["metadata"] = {**found["metadata"], **fields}
-    event = msgspec.json.encode({"type": "MODIFIED", "object": found})
-    page = msgspec.json.encode({"items": [found], "metadata": {"resourceVersion": "7"}})
+    body = msgspec.json.decode(json_samples(kind)[0])
+    body["metadata"] = {**body["metadata"], **fields}
+    event = msgspec.json.encode({"type": "MODIFIED", "object": body})
+    page = msgspec.json.encode({"items": [body], "metadata": {"resourceVersion": "7"}})
     return event, page
 
 
@@ -151,8 +151,8 @@ def _refusal(data: bytes) -> object:
 
 
 def _job_of_the_api_server(data: bytes) -> object:
-    found = msgspec.json.decode(data)
-    return job_from_mapping(found if isinstance(found, dict) else {})
+    value = msgspec.json.decode(data)
+    return job_from_mapping(value if isinstance(value, dict) else {})
 
 
 TARGETS: Final = (

@@ -88,9 +88,9 @@ def _last_status(_stack: ExitStack, folder: Path) -> Reader:
 
     def reader(data: bytes) -> object:
         (folder / STATUS).write_bytes(data)
-        found = jobs.status(str(folder))
-        line(found.detail, found)
-        return rendering.jobs([found], wide=True), rendering.explanation(jobs.explain(str(folder)))
+        status = jobs.status(str(folder))
+        line(status.detail, status)
+        return rendering.jobs([status], wide=True), rendering.explanation(jobs.explain(str(folder)))
 
     return reader
 

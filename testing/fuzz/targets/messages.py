@@ -37,8 +37,8 @@ def _to_a_pod(data: bytes) -> object:
 
 
 def _said(data: bytes) -> object:
-    found = wire.said_by_rank(data)
-    return wire.to_json(found.message)
+    envelope = wire.said_by_rank(data)
+    return wire.to_json(envelope.message)
 
 
 TARGETS: Final = (

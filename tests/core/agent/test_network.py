@@ -61,9 +61,9 @@ def twice(first: PodReading, last: PodReading) -> Network:
     if beside is not None and first.interfaces is not None:
         beside = 2 * beside - first.interfaces
     once = judged(first, last)
-    found = judged(first, last, PodReading(grown, beside, {A: more}))
-    assert once in (found, Network.UNKNOWN)
-    return found
+    verdict = judged(first, last, PodReading(grown, beside, {A: more}))
+    assert once in (verdict, Network.UNKNOWN)
+    return verdict
 
 
 def test_rdma_is_inferred_if_ports_sent_at_least_half_of_the_payload() -> None:

@@ -201,11 +201,11 @@ def test_changed_values_of_a_rank_are_reported(facts: dict[str, object]) -> None
     figures: dict[str, Any] = {"step_s": 0.050, **facts}
     changed = beat(B, **figures)
     pod.say(changed)
-    told = pod.relay.beat()
-    assert [x.member for x in told.changed] == [B]
-    assert (told.promise, told.last) == (GEN, GEN)
-    [said] = told.changed
-    assert replace(said, doing=None) == replace(changed, doing=None)
+    pod_beat = pod.relay.beat()
+    assert [x.member for x in pod_beat.changed] == [B]
+    assert (pod_beat.promise, pod_beat.last) == (GEN, GEN)
+    [reported] = pod_beat.changed
+    assert replace(reported, doing=None) == replace(changed, doing=None)
 
 
 def test_the_end_of_a_long_reduction_is_reported_once() -> None:
@@ -213,11 +213,11 @@ def test_the_end_of_a_long_reduction_is_reported_once() -> None:
     pod.greeted()
     for for_ms in (1501, 1701):
         pod.say(beat(A, doing=m.Doing(for_ms, 5, 12, 400)))
-        [said] = pod.relay.beat().changed
-        assert said.doing == m.Doing(for_ms, 5, 12, 400)
+        [reported] = pod.relay.beat().changed
+        assert reported.doing == m.Doing(for_ms, 5, 12, 400)
     pod.say(beat(A, doing=m.Doing(20, 6, 12, 400)))
-    [said] = pod.relay.beat().changed
-    assert said.doing == m.Doing(0, -1, 12, 400)
+    [reported] = pod.relay.beat().changed
+    assert reported.doing == m.Doing(0, -1, 12, 400)
     pod.say(beat(A, doing=m.Doing(20, 6, 12, 400)))
     assert pod.relay.beat().changed == ()
 
@@ -228,12 +228,12 @@ def test_a_new_connection_reports_all_values_again() -> None:
     carriers = ((A, Network.TCP),)
     for _ in range(2):
         pod.say(beat(A))
-        told = pod.relay.beat(carriers)
-        assert [x.member for x in told.changed] == [A]
-        assert told.carriers == carriers
+        pod_beat = pod.relay.beat(carriers)
+        assert [x.member for x in pod_beat.changed] == [A]
+        assert pod_beat.carriers == carriers
         pod.say(beat(A))
-        told = pod.relay.beat(carriers)
-        assert (told.changed, told.carriers) == ((), None)
+        pod_beat = pod.relay.beat(carriers)
+        assert (pod_beat.changed, pod_beat.carriers) == ((), None)
         pod.relay.disconnect()
         pod.greeted()
 

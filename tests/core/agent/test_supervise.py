@@ -177,12 +177,12 @@ def test_a_rank_killed_by_its_agent_does_not_count_as_a_script_failure() -> None
 def test_a_rank_that_failed_before_a_kill_keeps_its_own_reason() -> None:
     """The end of its launcher may be observed before the rank's own."""
     place = Place(0, 0, 0, LIMITS)
-    said = ReportedOutcome(RankOutcome.FAILED, "KeyError: 1", error=ScriptError("KeyError", "1"))
-    effects = feed(place, 0, Tick(), Up(1), said, Kill("its launcher ended"), Exited(1, ""))
+    outcome = ReportedOutcome(RankOutcome.FAILED, "KeyError: 1", error=ScriptError("KeyError", "1"))
+    effects = feed(place, 0, Tick(), Up(1), outcome, Kill("its launcher ended"), Exited(1, ""))
     reports = [effect.message for effect in effects if isinstance(effect, Report)]
     [report] = [message for message in reports if isinstance(message, RankDead)]
     assert report.why == "KeyError: 1"
-    assert report.error == said.error
+    assert report.error == outcome.error
     assert [dead.why for dead in place.failures] == ["KeyError: 1"]
 
 

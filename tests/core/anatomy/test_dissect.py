@@ -46,8 +46,8 @@ ROUND = RoundSample(
 
 
 def test_a_step_is_split_into_parts_and_names_the_rank_it_waited_for() -> None:
-    found = dissect(STEP, [ROUND])
-    assert {part: ns // MS for part, ns in found.parts.items()} == {
+    anatomy = dissect(STEP, [ROUND])
+    assert {part: ns // MS for part, ns in anatomy.parts.items()} == {
         Part.LOADING: 10,
         Part.FORWARD: 30,
         Part.BACKWARD: 50,
@@ -59,16 +59,16 @@ def test_a_step_is_split_into_parts_and_names_the_rank_it_waited_for() -> None:
         Part.COPY: 5,
         Part.PROTOCOL: 17,
     }
-    assert found.blocked_on == {"2.0": 40 * MS}
-    assert found.if_nobody_were_late_ns == 160 * MS
-    assert found.if_the_network_were_free_ns == 172 * MS
+    assert anatomy.blocked_on == {"2.0": 40 * MS}
+    assert anatomy.if_nobody_were_late_ns == 160 * MS
+    assert anatomy.if_the_network_were_free_ns == 172 * MS
 
 
 def test_reduction_during_backward_counts_as_hidden() -> None:
     streamed = replace(ROUND, streamed=True, segments=(segment(150, 190), segment(190, 230)))
-    found = summarise([STEP], [streamed])
-    assert sum(found.exposed.values()) == pytest.approx(0.030)
-    assert sum(found.hidden.values()) == pytest.approx(0.050)
+    anatomy = summarise([STEP], [streamed])
+    assert sum(anatomy.exposed.values()) == pytest.approx(0.030)
+    assert sum(anatomy.hidden.values()) == pytest.approx(0.050)
 
 
 def test_a_round_that_a_rank_joined_without_a_gradient_blocks_no_step() -> None:
@@ -79,9 +79,9 @@ def test_a_round_that_a_rank_joined_without_a_gradient_blocks_no_step() -> None:
 def test_gaps_are_measured_between_consecutive_updates() -> None:
     later = replace(ROUND, round=8, update_begun_ns=382 * MS, update_ended_ns=392 * MS)
     far = replace(ROUND, round=20, update_begun_ns=5000 * MS, update_ended_ns=5001 * MS)
-    found = summarise([STEP], [ROUND, later, far])
-    assert found.gap_s == pytest.approx(0.1)
-    assert found.gaps == 1
+    anatomy = summarise([STEP], [ROUND, later, far])
+    assert anatomy.gap_s == pytest.approx(0.1)
+    assert anatomy.gaps == 1
 
 
 @st.composite
@@ -123,13 +123,13 @@ def histories(draw: st.DrawFn) -> tuple[list[StepSample], list[RoundSample]]:
 def test_the_parts_sum_to_the_step(history: tuple[list[StepSample], list[RoundSample]]) -> None:
     steps, rounds = history
     for step in steps:
-        found = dissect(step, rounds)
-        assert sum(found.parts.values()) == found.step_ns
-        assert min(found.parts.values()) >= 0
-        assert sum(found.blocked_on.values()) == found.parts[Part.BLOCKED]
-        assert sum(found.exposed.values()) == found.parts[Part.REDUCTION]
-        assert 0 <= found.if_nobody_were_late_ns <= found.step_ns
-        assert all(a.end_ns <= b.begin_ns for a, b in pairwise(found.held))
+        anatomy = dissect(step, rounds)
+        assert sum(anatomy.parts.values()) == anatomy.step_ns
+        assert min(anatomy.parts.values()) >= 0
+        assert sum(anatomy.blocked_on.values()) == anatomy.parts[Part.BLOCKED]
+        assert sum(anatomy.exposed.values()) == anatomy.parts[Part.REDUCTION]
+        assert 0 <= anatomy.if_nobody_were_late_ns <= anatomy.step_ns
+        assert all(a.end_ns <= b.begin_ns for a, b in pairwise(anatomy.held))
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ def test_exposed_and_hidden_sum_to_the_reduction(
     history: tuple[list[StepSample], list[RoundSample]],
 ) -> None:
     steps, rounds = history
-    found = summarise(steps, rounds)
+    anatomy = summarise(steps, rounds)
     begin_ns, end_ns = (steps[0].began_ns, steps[-1].resumed_ns) if steps else (1, 0)
     whole = [
         r
@@ -150,8 +150,8 @@ def test_exposed_and_hidden_sum_to_the_reduction(
         reduced = sum(
             s.ended_ns - s.begun_ns for r in whole for s in r.segments if class_of(s) == name
         )
-        assert found.exposed[name] >= 0
-        assert found.hidden[name] >= -1e-18
-        total = (found.exposed[name] + found.hidden[name]) * found.steps * NS_PER_S
+        assert anatomy.exposed[name] >= 0
+        assert anatomy.hidden[name] >= -1e-18
+        total = (anatomy.exposed[name] + anatomy.hidden[name]) * anatomy.steps * NS_PER_S
         assert total == pytest.approx(reduced)
-    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    assert sum(anatomy.parts.values()) == pytest.approx(anatomy.step_s)

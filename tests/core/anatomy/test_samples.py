@@ -32,7 +32,7 @@ from testing.anatomy_samples import pods
 Change = Callable[[dict[str, Any]], object]
 
 
-def told(change: Change) -> bytes:
+def encoded(change: Change) -> bytes:
     """Return the samples of a pod as JSON, after applying `change`."""
     plain = json.loads(msgspec.json.encode(pods()[0]))
     change(plain)
@@ -103,7 +103,7 @@ BAD: list[Change] = [
 @pytest.mark.parametrize("change", BAD)
 def test_samples_beyond_a_limit_are_rejected(change: Change) -> None:
     with pytest.raises(SamplesError):
-        read_samples(told(change))
+        read_samples(encoded(change))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_largest_valid_samples_fit_into_the_size_limit() -> None:
         own["rounds"] = [own["rounds"][0] | {"segments": [segment] * SEGMENTS_MAX}] * ROUNDS
         pod["ranks"] = [own] * 2
 
-    whole = msgspec.json.encode(read_samples(told(change)))
+    whole = msgspec.json.encode(read_samples(encoded(change)))
     assert len(whole) <= 2 * RANK_BYTES_MAX
     assert bytes_max(1) == 2 * RANK_BYTES_MAX + COURSE_BYTES_MAX
     assert bytes_max(10**9) == bytes_max(PROCS_MAX)
@@ -158,8 +158,8 @@ def test_a_report_is_built_from_any_samples_within_the_limits(data: st.DataObjec
         for moment in pod["course"]:
             moment["wall_ms"], moment["round"] = data.draw(NUMBERS), data.draw(NUMBERS)
 
-    found = [read_samples(told(change)), *pods()[1:]]
-    job = analyse(found)
+    samples = [read_samples(encoded(change)), *pods()[1:]]
+    job = analyse(samples)
     about = About(0.0, "team", "Training", "Full")
-    assert page(job, about, course(found), latest_rounds(job.ranks, 12))
+    assert page(job, about, course(samples), latest_rounds(job.ranks, 12))
     assert trace(job, known_rounds(job.ranks))

@@ -214,16 +214,16 @@ def explore(job: Job, *, kill: int | None = None, leave: int | None = None) -> s
     """
     fresh = One(cells=(0,) * (2 * BOUNCE + max(job.cells)))
     todo: list[World] = [(fresh,) * job.ranks]
-    seen, ends = set(todo), set()
+    visited, ends = set(todo), set()
     while todo:
         world = todo.pop()
         following: list[World] = []
         for rank, one in enumerate(world):
             if one.ended:
                 continue
-            found = after(job, world, rank)
-            if found is not None:
-                following.append(found)
+            next_world = after(job, world, rank)
+            if next_world is not None:
+                following.append(next_world)
             if rank == kill:
                 following.append((*world[:rank], replace(one, ended="dead"), *world[rank + 1 :]))
             if rank == leave:
@@ -231,10 +231,10 @@ def explore(job: Job, *, kill: int | None = None, leave: int | None = None) -> s
                 following.append((*world[:rank], left, *world[rank + 1 :]))
         if not following:
             ends.add(tuple(one.ended for one in world))
-        for found in following:
-            if found not in seen:
-                seen.add(found)
-                todo.append(found)
+        for next_world in following:
+            if next_world not in visited:
+                visited.add(next_world)
+                todo.append(next_world)
     return ends
 
 

@@ -98,11 +98,11 @@ class Crowd:
     def answer(self) -> None:
         """Answer the coordinator's orders until it sends no more."""
         while self.told:
-            told, self.told = self.told, []
+            orders, self.told = self.told, []
             gen = self.coordinator.state.gen
             self.rows = rows_of(gen.members) if gen else ()
-            said = [self._answer(x.member, x.message) for x in told]
-            self.all_say([coord.FromRank(x) for x in said if x is not None])
+            answers = [self._answer(x.member, x.message) for x in orders]
+            self.all_say([coord.FromRank(x) for x in answers if x is not None])
 
     def beat(self, version: int, pods: tuple[tuple[int, int], ...]) -> None:
         """Deliver the beats of these pods, all of whose ranks have sent one since the last."""

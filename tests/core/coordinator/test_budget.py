@@ -40,8 +40,8 @@ def test_the_cost_of_a_pod_heartbeat_is_independent_of_the_number_of_pods(
 ) -> None:
     counts = {}
     for ranks, crowd in crowds.items():
-        said = crowd.said_by((0, 0), 2)
-        counts[ranks] = count_steps(lambda c=crowd, said=said: c.hear(said))  # type: ignore[misc]
+        beat = crowd.said_by((0, 0), 2)
+        counts[ranks] = count_steps(lambda c=crowd, beat=beat: c.hear(beat))  # type: ignore[misc]
     assert max(counts.values()) < 100 * PROCS, f"all alike but for chance: {counts}"
 
 
@@ -56,19 +56,21 @@ def test_the_cost_per_heartbeat_over_time_stays_bounded(crowds: dict[int, Crowd]
         state = crowd.coordinator.state
         every_ns = state.config.pace.beat_ns(state.expected_pods)
         span_ns = state.freeze_ns + 2 * every_ns
-        said = [
+        by_version = [
             [crowd.said_by(pod, version) for pod in crowd.pods]
             for version in range(3, 3 + span_ns // every_ns)
         ]
 
-        def span(crowd: Crowd = crowd, every_ns: int = every_ns, said: Any = said) -> None:
+        def span(
+            crowd: Crowd = crowd, every_ns: int = every_ns, by_version: Any = by_version
+        ) -> None:
             begin = crowd.now
-            for n, beats in enumerate(said):
+            for n, beats in enumerate(by_version):
                 crowd.at(begin + n * every_ns)
                 for beat in beats:
                     crowd.hear(beat)
 
-        beats = len(said) * len(crowd.pods)
+        beats = len(by_version) * len(crowd.pods)
         counts[ranks] = count_steps(span) // beats
         assert beats * 10**9 <= span_ns * state.config.pace.beats_per_s
     assert counts[256] < 1.5 * counts[64], counts

@@ -159,8 +159,8 @@ def prepared(who: MemberId, proposal: GenerationId, **facts: Any) -> m.Prepared:
     return m.Prepared(id=proposal, member=who, **given)
 
 
-def said_of(told: Status) -> list[Any]:
-    return [*told.history, *told.conditions]
+def said_of(report: Status) -> list[Any]:
+    return [*report.history, *report.conditions]
 
 
 def beat(who: MemberId, at: GenerationId, version: int = 3, **facts: bool) -> m.Heartbeat:
@@ -185,8 +185,8 @@ def test_a_new_coordinator_does_not_start_over_while_a_pod_has_not_reported() ->
     assert desk.state.phase is CoordinatorPhase.WAITING
     old = GenerationId(1, "z", 4)
     desk.agent(A)
-    told = desk.say(register(A, old, members=(A,), gen_active=(A,), version=7))
-    assert kinds(told).count("Prepare") == 2
+    sent = desk.say(register(A, old, members=(A,), gen_active=(A,), version=7))
+    assert kinds(sent).count("Prepare") == 2
 
 
 def test_a_late_joiner_of_a_self_fed_job_without_steps_is_reported() -> None:
@@ -209,11 +209,11 @@ def test_a_late_joiner_of_a_self_fed_job_without_steps_is_reported() -> None:
         desk.say(prepared(B, desk.state.proposal))
         assert desk.state.gen is not None
         assert desk.state.gen.members == (A, B)
-        told = status(desk.state)
-        found = [x.reason for x in said_of(told)]
-        assert found.count("ScriptStartsOver") == 2 * starts_over, plan
+        report = status(desk.state)
+        reasons = [x.reason for x in said_of(report)]
+        assert reasons.count("ScriptStartsOver") == 2 * starts_over, plan
         if starts_over:
-            [condition] = [x for x in told.conditions if x.reason == "ScriptStartsOver"]
+            [condition] = [x for x in report.conditions if x.reason == "ScriptStartsOver"]
             assert str(B) in condition.message
             assert "pl.steps(N)" in condition.message
 
@@ -227,14 +227,14 @@ def test_equal_seeds_of_self_fed_ranks_are_reported() -> None:
             desk.say(register(who, plan=DataPlan(), seed=seed))
         for who in (A, B):
             desk.say(prepared(who, desk.state.proposal))
-        told = [x for x in status(desk.state).history if x.reason == "SeedsEqual"]
-        assert bool(told) == named, seeds
-        assert all("pl.rank()" in x.message for x in told)
+        events = [x for x in status(desk.state).history if x.reason == "SeedsEqual"]
+        assert bool(events) == named, seeds
+        assert all("pl.rank()" in x.message for x in events)
 
 
 def no_part(desk: Desk) -> list[str]:
-    told = status(desk.state)
-    return [x.message for x in said_of(told) if x.reason == NO_PART]
+    report = status(desk.state)
+    return [x.message for x in said_of(report) if x.reason == NO_PART]
 
 
 def test_a_script_without_a_call_of_init_for_a_minute_is_reported() -> None:
@@ -295,8 +295,8 @@ def test_a_rank_that_hangs_before_init_is_named_as_the_one_awaited() -> None:
     [waits] = [x for x in status(desk.state).conditions if x.type == "Degraded"]
     assert "rank 1.0#0 runs and has not registered yet, as pl.init() does" in waits.message
     pass_time(desk, 600, A)
-    told = status(desk.state)
-    last = [x for x in told.conditions if x.type == "Degraded"][-1]
+    report = status(desk.state)
+    last = [x for x in report.conditions if x.type == "Degraded"][-1]
     assert last.reason == NO_PART, "a status with room for one shows the last"
     assert (
         "rank 1.0#0 (pid 4712 on node-1, since 00:00:00 UTC) has run for a minute" in last.message
@@ -304,7 +304,7 @@ def test_a_rank_that_hangs_before_init_is_named_as_the_one_awaited() -> None:
     assert "the job waits for it" in last.message
     assert "py-spy dump --pid 4712" in last.message
     assert "spec.activeDeadlineSeconds" in last.message
-    [row] = [row for row in told.ranks if row.member == B]
+    [row] = [row for row in report.ranks if row.member == B]
     assert row.host == "node-1"
     assert row.why == "has not called pl.init() since 00:00:00 UTC"
     assert desk.state.outcome is None, "it may be reading its data"
@@ -360,9 +360,9 @@ def test_samples_skipped_by_the_script_raise_a_condition() -> None:
     for skipped, holds in ((0.0, False), (96.0, True)):
         facts = {"log.samples_dropped.skipped": skipped}
         desk.say(m.RankFigures(A, 3, facts))
-        found = [x for x in status(desk.state).conditions if x.reason == "SamplesSkipped"]
-        assert bool(found) == holds
-        assert all("96 samples" in x.message for x in found)
+        conditions = [x for x in status(desk.state).conditions if x.reason == "SamplesSkipped"]
+        assert bool(conditions) == holds
+        assert all("96 samples" in x.message for x in conditions)
 
 
 def test_state_is_not_lost_while_a_rank_that_has_it_may_be_alive() -> None:
@@ -386,8 +386,8 @@ def test_a_job_starts_with_fewer_ranks_but_never_below_min_replicas() -> None:
         desk.pods(0, 1)
         for who in (A, B):
             desk.agent(who)
-            told = desk.say(register(who))
-        assert "Prepare" not in kinds(told), "others may come while it settles"
+            sent = desk.say(register(who))
+        assert "Prepare" not in kinds(sent), "others may come while it settles"
         assert ("Prepare" in kinds(desk.post(coord.Tick(), SETTLE_MS))) is starts
     assert desk.state.waits == "2 of the 3 ranks that it needs are ready (minReplicas)"
     desk.pods(0, 1, 2)
@@ -407,8 +407,8 @@ def test_a_group_whose_ranks_all_died_restarts_together() -> None:
     first, second = (MemberId(slot, 0, 1) for slot in (0, 1))
     desk.post(coord.Tick(), 10 * SETTLE_MS)
     assert "Prepare" not in kinds(desk.say(register(first, checkpoint=kept)))
-    told = desk.say(register(second, checkpoint=kept), SETTLE_MS // 2)
-    assert kinds(told).count("Prepare") == 2
+    sent = desk.say(register(second, checkpoint=kept), SETTLE_MS // 2)
+    assert kinds(sent).count("Prepare") == 2
 
 
 def test_a_restart_of_a_dead_group_does_not_wait_forever_for_all_ranks() -> None:
@@ -434,8 +434,8 @@ def test_a_lost_commit_is_sent_again_over_the_new_connection() -> None:
     at = desk.state.proposal
     desk.say(prepared(A, at))
     desk.post(coord.FromAgent(m.RankGone(A)))
-    told = desk.say(register(A, NO_GENERATION, promise=at))
-    assert [x.gen.id for x in told if isinstance(x, m.Commit)] == [at]
+    sent = desk.say(register(A, NO_GENERATION, promise=at))
+    assert [x.gen.id for x in sent if isinstance(x, m.Commit)] == [at]
 
 
 def test_a_lost_prepare_is_sent_again_over_the_new_connection() -> None:
@@ -626,10 +626,10 @@ def test_a_leaving_rank_waits_until_another_rank_has_the_state() -> None:
     desk.pods(0, 1)
     at = desk.form(A, B)
     desk.state.roster.rank(B).current = False
-    told = desk.say(m.Leaving(at, A, False))
-    assert "Prepare" not in kinds(told)
-    told = desk.say(m.Started(at, B, True))
-    assert "Prepare" in kinds(told)
+    sent = desk.say(m.Leaving(at, A, False))
+    assert "Prepare" not in kinds(sent)
+    sent = desk.say(m.Started(at, B, True))
+    assert "Prepare" in kinds(sent)
 
 
 def test_a_connected_rank_is_not_dead_even_if_the_inventory_lacks_its_pod() -> None:
@@ -656,8 +656,8 @@ def test_a_release_that_no_rank_confirmed_is_not_a_success() -> None:
     desk.say(m.Stopped(at, A, 9))
     assert desk.state.released is None
     desk.agent(A)
-    told = desk.say(register(A, at, version=9))
-    assert "Release" in kinds(told)
+    sent = desk.say(register(A, at, version=9))
+    assert "Release" in kinds(sent)
     desk.post(coord.FromAgent(m.RankGone(A)))
     desk.pods()
     assert desk.state.outcome is not None
@@ -721,9 +721,9 @@ def test_a_stopped_job_is_not_reported_as_complete() -> None:
     desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete, "all that was made is in the weights"
-    told = desk.coordinator.status(desk.now).history[-2:]
-    assert [h.reason for h in told] == ["Released", "Stopped"]
-    assert "complete" not in " ".join(h.message for h in told)
+    events = desk.coordinator.status(desk.now).history[-2:]
+    assert [h.reason for h in events] == ["Released", "Stopped"]
+    assert "complete" not in " ".join(h.message for h in events)
 
 
 def released_and_gone() -> Desk:
@@ -748,10 +748,10 @@ def test_a_silent_agent_after_the_release_does_not_delay_the_end() -> None:
     desk.post(coord.Tick(), FREEZE_MS // 2)
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete
-    told = desk.coordinator.status(desk.now)
-    [line] = [h.message for h in told.history if h.reason == "AgentSilent"]
+    report = desk.coordinator.status(desk.now)
+    [line] = [h.message for h in report.history if h.reason == "AgentSilent"]
     assert "replica 1" in line
-    assert told.silent == (1,)
+    assert report.silent == (1,)
 
 
 def test_after_the_release_an_agent_with_heartbeats_is_awaited() -> None:
@@ -778,8 +778,8 @@ def test_a_failed_checkpoint_fails_the_job_only_if_checkpoints_are_required(
         desk.say(m.Stopped(at, A, 9))
     desk.say(m.Saved(A, 9, "no space left on device"))
     outcome = desk.state.outcome
-    [found] = [h for h in status(desk.state).history if h.reason == "CheckpointFailed"]
-    assert "rank 0.0#0 could not write the checkpoint of version 9: no space left" in found.message
+    [event] = [h for h in status(desk.state).history if h.reason == "CheckpointFailed"]
+    assert "rank 0.0#0 could not write the checkpoint of version 9: no space left" in event.message
     if required:
         assert outcome is not None
         assert (outcome.complete, outcome.reason) == (False, "CheckpointFailed")
@@ -790,10 +790,10 @@ def test_a_failed_checkpoint_fails_the_job_only_if_checkpoints_are_required(
         desk.post(coord.FromAgent(m.RankDead(A, 0, "", False, (at, 9))))
         assert desk.state.outcome is not None
         assert desk.state.outcome.complete
-    told = status(desk.state)
-    assert [x.reason for x in told.conditions if x.type == "Degraded"] == ["CheckpointFailed"]
-    told = replace(told, version=9, conditions=())  # An ended job has no conditions.
-    [warning] = [line for line in summary(told, Timeline()) if "WARNING" in line]
+    report = status(desk.state)
+    assert [x.reason for x in report.conditions if x.type == "Degraded"] == ["CheckpointFailed"]
+    report = replace(report, version=9, conditions=())  # An ended job has no conditions.
+    [warning] = [line for line in summary(report, Timeline()) if "WARNING" in line]
     assert "no space left on device" in warning
     assert "spec.checkpoint.required" in warning
 
@@ -806,19 +806,19 @@ def test_a_script_that_delays_the_end_of_a_complete_job_is_reported_once() -> No
     for _ in range(60):
         desk.post(coord.FromAgent(m.PodBeat(1, 0)), FREEZE_MS // 2)
         desk.say(beat(B, at))
-    told = desk.coordinator.status(desk.now)
-    [line] = [h.message for h in told.history if h.reason == reason]
+    report = desk.coordinator.status(desk.now)
+    [line] = [h.message for h in report.history if h.reason == reason]
     assert f"rank {B} on " in line
     assert f"rank {A}" not in line
     assert "600 s" in line
     assert "spec.finishDeadlineSeconds" in line
-    assert [x.message for x in told.conditions if x.reason == reason] == [line]
+    assert [x.message for x in report.conditions if x.reason == reason] == [line]
     desk.post(coord.FromAgent(m.RankDead(B, -9, "its script was cut short", False, (at, 9))))
     assert desk.state.outcome is not None
     assert desk.state.outcome.complete
-    told = desk.coordinator.status(desk.now)
-    assert [x for x in told.conditions if x.reason == reason] == []
-    assert [h.message for h in told.history if h.reason == "ScriptCutShort"]
+    report = desk.coordinator.status(desk.now)
+    assert [x for x in report.conditions if x.reason == reason] == []
+    assert [h.message for h in report.history if h.reason == "ScriptCutShort"]
 
 
 def without_rank_0() -> tuple[Desk, GenerationId]:
@@ -855,10 +855,10 @@ def test_a_job_without_rank_0_says_that_it_waits_and_fails_when_nobody_comes() -
     pass_s(desk, at, 5, done=False)
     assert desk.state.without_slot_0_ns is None
     pass_s(desk, at, 5, done=True)
-    told = desk.coordinator.status(desk.now)
-    [line] = [h.message for h in told.history if h.reason == "WaitingForRank0"]
+    report = desk.coordinator.status(desk.now)
+    [line] = [h.message for h in report.history if h.reason == "WaitingForRank0"]
     assert "1800 s" in line
-    assert [x.message for x in told.conditions if x.reason == "WaitingForRank0"] == [line]
+    assert [x.message for x in report.conditions if x.reason == "WaitingForRank0"] == [line]
     pass_s(desk, at, 1800, done=True)
     assert desk.state.outcome is not None
     assert (desk.state.outcome.complete, desk.state.outcome.reason) == (False, "Rank0Lost")
@@ -873,8 +873,8 @@ def test_a_job_whose_rank_0_is_being_replaced_waits_for_it() -> None:
     desk.post(coord.FromAgent(m.AgentHello(0, 1, "h", "", (again,), ())))
     desk.post(coord.FromAgent(m.RankStarted(again, 7)))
     pass_s(desk, at, 1, done=True)
-    told = desk.coordinator.status(desk.now)
-    assert not [x for x in told.conditions if x.reason == "WaitingForRank0"]
+    report = desk.coordinator.status(desk.now)
+    assert not [x for x in report.conditions if x.reason == "WaitingForRank0"]
     assert desk.state.without_slot_0_ns is None
 
 
@@ -882,8 +882,8 @@ def test_a_script_that_ends_soon_after_the_release_is_not_reported() -> None:
     desk, at = released()
     for who in (A, B):
         desk.post(coord.FromAgent(m.RankDead(who, 0, "", False, (at, 9))), 2000)
-    told = desk.coordinator.status(desk.now)
-    assert not [h for h in told.history if h.reason == "ScriptStillRuns"]
+    report = desk.coordinator.status(desk.now)
+    assert not [h for h in report.history if h.reason == "ScriptStillRuns"]
 
 
 def test_a_released_rank_is_awaited_as_long_as_its_agent_sends_heartbeats() -> None:
@@ -905,42 +905,42 @@ def frozen_agent() -> tuple[Desk, GenerationId]:
     for _ in range(2):
         for who in (A, B, C):
             desk.say(beat(who, at), FREEZE_MS // 6)
-    told: list[Struct] = []
+    sent: list[Struct] = []
     while not desk.state.roster.rank(C).suspect:
         for who in (A, B):
-            told += desk.say(beat(who, at), FREEZE_MS // 6)
+            sent += desk.say(beat(who, at), FREEZE_MS // 6)
     all_three = (A, B, C)
     state = {"members": all_three, "with_state": all_three, "active": all_three}
     for who in (A, B):
         report = {**state, "gen_active": all_three, "last": at, "has_state": True, "version": 3}
-        told += desk.say(prepared(who, desk.state.proposal, **report))
+        sent += desk.say(prepared(who, desk.state.proposal, **report))
     for who in (A, B):
-        told += desk.say(m.Started(desk.state.proposal, who, True))
+        sent += desk.say(m.Started(desk.state.proposal, who, True))
     assert desk.state.phase is CoordinatorPhase.RUNNING, "the others go on"
-    assert not [x for x in told if isinstance(x, m.KillRank)], "nobody could hear that C lives"
+    assert not [x for x in sent if isinstance(x, m.KillRank)], "nobody could hear that C lives"
     return desk, at
 
 
 def test_the_ranks_of_a_silent_agent_recover_when_it_returns() -> None:
     """An agent that was stopped for a while must not kill its ranks when it continues (R43)."""
     desk, at = frozen_agent()
-    told = desk.say(beat(C, at))
-    assert not [x for x in told if isinstance(x, m.KillRank)]
+    sent = desk.say(beat(C, at))
+    assert not [x for x in sent if isinstance(x, m.KillRank)]
     assert not desk.state.roster.rank(C).suspect
 
 
 def test_a_rank_still_silent_after_its_agent_returned_is_killed() -> None:
     """Heartbeats of an agent must not hide a rank that sends none (R43)."""
     desk, at = frozen_agent()
-    told: list[Struct] = []
+    sent: list[Struct] = []
     for _ in range(6):
-        assert not [x for x in told if isinstance(x, m.KillRank)]
+        assert not [x for x in sent if isinstance(x, m.KillRank)]
         for who in (A, B):
-            told += desk.say(beat(who, at), FREEZE_MS // 12)
-        told += desk.post(coord.FromAgent(m.PodBeat(2, 0)))
+            sent += desk.say(beat(who, at), FREEZE_MS // 12)
+        sent += desk.post(coord.FromAgent(m.PodBeat(2, 0)))
     for _ in range(3):
-        told += desk.post(coord.FromAgent(m.PodBeat(2, 0)), FREEZE_MS // 12)
-    assert [x.member for x in told if isinstance(x, m.KillRank)] == [C]
+        sent += desk.post(coord.FromAgent(m.PodBeat(2, 0)), FREEZE_MS // 12)
+    assert [x.member for x in sent if isinstance(x, m.KillRank)] == [C]
 
 
 def test_a_rank_back_after_the_release_is_released_or_killed_if_stuck() -> None:
@@ -949,10 +949,10 @@ def test_a_rank_back_after_the_release_is_released_or_killed_if_stuck() -> None:
     for who in (A, B):
         desk.say(m.Stopped(desk.state.proposal, who, 9))
     assert desk.state.phase is CoordinatorPhase.RELEASED
-    told = desk.say(at_work(C, at, 0))
-    assert kinds(told) == ["Release"]
-    told = desk.say(at_work(C, at, FREEZE_MS))
-    assert kinds(told) == ["KillRank"]
+    sent = desk.say(at_work(C, at, 0))
+    assert kinds(sent) == ["Release"]
+    sent = desk.say(at_work(C, at, FREEZE_MS))
+    assert kinds(sent) == ["KillRank"]
 
 
 def test_a_script_stuck_in_a_batch_is_reported_once_with_its_line() -> None:
@@ -963,15 +963,15 @@ def test_a_script_stuck_in_a_batch_is_reported_once_with_its_line() -> None:
     away = m.Away(3600.0, "train.py", 18)
     for _ in range(3):
         desk.say(m.Heartbeat(B, at, at, 7, active=True, away=away), 30)
-        told = desk.coordinator.status(desk.now)
-        [line] = [h.message for h in told.history if h.reason == "ScriptStuck"]
+        report = desk.coordinator.status(desk.now)
+        [line] = [h.message for h in report.history if h.reason == "ScriptStuck"]
         assert f"the script of rank {B} on " in line
         assert "since 01:00:00 UTC (train.py, line 18)" in line
         assert "1800 s (spec.stepDeadlineSeconds)" in line
-        assert [x.message for x in told.conditions if x.reason == "ScriptStuck"] == [line]
+        assert [x.message for x in report.conditions if x.reason == "ScriptStuck"] == [line]
     desk.say(m.Heartbeat(B, at, at, 8, active=True), 30)
-    told = desk.coordinator.status(desk.now)
-    assert not [x for x in told.conditions if x.reason == "ScriptStuck"]
+    report = desk.coordinator.status(desk.now)
+    assert not [x for x in report.conditions if x.reason == "ScriptStuck"]
 
 
 def test_a_crash_before_the_first_round_fails_the_job() -> None:
@@ -994,9 +994,9 @@ def test_the_common_values_of_a_pod_heartbeat_apply_to_all_ranks_it_lists() -> N
     at = desk.form(A)
     desk.say(m.Heartbeat(A, at, at, 7, doing=m.Doing(0, -1, 40), active=True))
     desk.post(coord.FromAgent(m.PodBeat(0, 0, ((0, 0),), at, at, 9)), 30)
-    seen = desk.state.roster.rank(A)
-    assert (seen.version, seen.heard_ns, desk.state.version) == (9, desk.now, 9)
-    assert (seen.beat.active, seen.beat.doing) == (True, m.Doing(0, -1, 40))
+    rank = desk.state.roster.rank(A)
+    assert (rank.version, rank.heard_ns, desk.state.version) == (9, desk.now, 9)
+    assert (rank.beat.active, rank.beat.doing) == (True, m.Doing(0, -1, 40))
 
 
 def test_ranks_of_a_disconnected_pod_are_absent_until_they_register_again() -> None:
@@ -1035,8 +1035,8 @@ def test_a_script_that_fails_after_its_release_is_reported() -> None:
 def test_no_process_is_started_after_the_release() -> None:
     """Agents are told at the release, or when they connect later (R17)."""
     desk, _ = released()
-    told = [e for e in desk.state.effects if isinstance(e, coord.ToAgent)]
-    assert [(e.slot, e.message) for e in told] == [(s, m.Closing()) for s in (0, 1)]
+    effects = [e for e in desk.state.effects if isinstance(e, coord.ToAgent)]
+    assert [(e.slot, e.message) for e in effects] == [(s, m.Closing()) for s in (0, 1)]
     late = coord.FromAgent(m.AgentHello(1, 1, "h", "", (member(1)._replace(attempt=1000),), ()))
     assert desk.post(late) == [m.Closing()]
 
@@ -1205,11 +1205,11 @@ def test_a_restarted_coordinator_drains_no_pod_before_it_knows_the_size() -> Non
     The job was scaled to 3 under an earlier coordinator.
     """
     desk = Desk(replicas=2)
-    told: list[Struct] = []
+    sent: list[Struct] = []
     for each in (A, B, C):
-        told += desk.post(coord.FromAgent(m.AgentHello(each.slot, 0, "h", "", (each,), ())))
+        sent += desk.post(coord.FromAgent(m.AgentHello(each.slot, 0, "h", "", (each,), ())))
     desk.pods(0, 1, 2)
-    assert "DrainPod" not in kinds(told)
+    assert "DrainPod" not in kinds(sent)
     status = desk.coordinator.status(desk.now)
     assert not status.has_targets
     assert "Resizing" not in {c.type for c in status.conditions}
@@ -1301,8 +1301,8 @@ def test_a_round_past_its_time_limit_starts_a_new_generation(
     """The limit leaves time for a healthy reduction, even the first one of a large model (R35)."""
     desk, at = running()
     assert desk.say(at_work(A, at, bound_ms - 1, **facts)) == []
-    told = desk.say(at_work(A, at, bound_ms, **facts))
-    assert kinds(told) == ["Prepare", "Prepare"]
+    sent = desk.say(at_work(A, at, bound_ms, **facts))
+    assert kinds(sent) == ["Prepare", "Prepare"]
     assert "rank 0.0#0 has been in the reduction of round 7 for" in desk.state.why
 
 
@@ -1355,8 +1355,8 @@ def test_a_rank_stuck_before_its_first_round_is_killed_once() -> None:
 
 def test_a_rank_stuck_after_the_release_is_killed_and_the_job_completes() -> None:
     desk, at = released()
-    told = desk.say(at_work(B, at, FREEZE_MS))
-    assert kinds(told) == ["KillRank"]
+    sent = desk.say(at_work(B, at, FREEZE_MS))
+    assert kinds(sent) == ["KillRank"]
     for each, code in ((A, 0), (B, -9)):
         evidence = (at, 9) if each == A else None
         desk.post(coord.FromAgent(m.RankDead(each, code, "", False, evidence)))
@@ -1376,9 +1376,9 @@ def test_the_status_contains_figures_of_each_rank_and_those_of_the_log_once() ->
     for who in (A, B):
         desk.say(m.RankFigures(who, 3, facts))
         desk.say(m.Heartbeat(who, at, at, 3, step_s=0.5))
-    found = status(desk.state)
-    assert [rank.facts for rank in found.ranks] == [{Fact.STEP_S: 0.5}] * 2
-    assert (found.log.gradients, len(found.log.shares)) == (7, 2)
+    report = status(desk.state)
+    assert [rank.facts for rank in report.ranks] == [{Fact.STEP_S: 0.5}] * 2
+    assert (report.log.gradients, len(report.log.shares)) == (7, 2)
 
 
 def test_heartbeats_are_rarer_and_silence_is_tolerated_longer_with_many_ranks() -> None:
@@ -1387,8 +1387,8 @@ def test_heartbeats_are_rarer_and_silence_is_tolerated_longer_with_many_ranks() 
     With a limit of 400 ms of silence, all of them would become suspect (R42).
     """
     desk = Desk(replicas=1024)
-    told = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
-    assert m.BeatEvery(4000, 7) in told
+    sent = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
+    assert m.BeatEvery(4000, 7) in sent
     desk.say(register(A))
     for _ in range(19):
         desk.post(coord.Tick(), ms=1000)
@@ -1399,12 +1399,12 @@ def test_heartbeats_are_rarer_and_silence_is_tolerated_longer_with_many_ranks() 
 
 def test_agents_receive_a_new_heartbeat_interval_when_the_job_is_scaled() -> None:
     desk = Desk(replicas=2)
-    told = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
-    assert not any(isinstance(x, m.BeatEvery) for x in told)
-    told = desk.post(coord.SetTargets(m.Targets(replicas=128)))
-    assert [x for x in told if isinstance(x, m.BeatEvery)] == [m.BeatEvery(500, 7)]
-    told = desk.post(coord.SetTargets(m.Targets(replicas=2)))
-    assert m.BeatEvery(200, 1) in told
+    sent = desk.post(coord.FromAgent(m.AgentHello(A.slot, 0, "h", "", (A,), ())))
+    assert not any(isinstance(x, m.BeatEvery) for x in sent)
+    sent = desk.post(coord.SetTargets(m.Targets(replicas=128)))
+    assert [x for x in sent if isinstance(x, m.BeatEvery)] == [m.BeatEvery(500, 7)]
+    sent = desk.post(coord.SetTargets(m.Targets(replicas=2)))
+    assert m.BeatEvery(200, 1) in sent
 
 
 def test_log_figures_come_from_the_rank_that_reports_them_now() -> None:

@@ -59,8 +59,8 @@ def test_joiners_that_arrive_together_join_in_one_change() -> None:
     assert desk.state.wake_ns is not None
     assert not tick(desk, STABLE_MS // 2 - 5)
     assert desk.coordinator.status(desk.now).conditions, "the group is whole while they wait"
-    told = desk.post(coord.Tick(), 10)
-    assert kinds(told) == ["Prepare"] * 3
+    sent = desk.post(coord.Tick(), 10)
+    assert kinds(sent) == ["Prepare"] * 3
 
 
 def test_a_change_starts_at_once_when_all_requested_ranks_are_ready() -> None:
@@ -71,8 +71,8 @@ def test_a_change_starts_at_once_when_all_requested_ranks_are_ready() -> None:
 def test_a_death_starts_a_change_at_once_and_admits_ready_joiners() -> None:
     desk = wanting(4, A, B)
     comes(desk, C)
-    told = [e for e in dies(desk, B) if isinstance(e, m.Prepare)]
-    assert len(told) == 2
+    prepares = [e for e in dies(desk, B) if isinstance(e, m.Prepare)]
+    assert len(prepares) == 2
     assert desk.state.asked == {A, C}
     at = desk.state.commit.gen.id if desk.state.commit else NO_GENERATION
     old = {"last": at, "members": (A, B), "with_state": (A, B), "active": (A, B)}

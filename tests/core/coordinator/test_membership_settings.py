@@ -20,7 +20,7 @@ def settings(*overrides: str) -> MembershipSettings:
     return MembershipSettings.of(resolved(overrides))
 
 
-def told(desk: Desk, wanted: MembershipSettings) -> list[Any]:
+def send(desk: Desk, wanted: MembershipSettings) -> list[Any]:
     """Send settings as the operator does, over the wire."""
     targets = m.Targets(membership=wanted, membership_id=wanted.id)
     read = wire.body(m.Targets, wire.to_json(targets).encode())
@@ -36,7 +36,7 @@ def test_a_lower_min_replicas_starts_a_job_that_waits() -> None:
         desk.say(register(who))
     assert "Prepare" not in kinds(desk.post(coord.Tick(), SETTLE_MS))
     lower = settings("minReplicas=2", "elasticity.settleSeconds=0")
-    assert kinds(told(desk, lower)).count("Prepare") == 2
+    assert kinds(send(desk, lower)).count("Prepare") == 2
 
 
 def test_all_settings_of_the_membership_are_taken_over_and_reported() -> None:
@@ -48,7 +48,7 @@ def test_all_settings_of_the_membership_are_taken_over_and_reported() -> None:
         "failurePolicy.maxSkippedBatches=3",
         "straggler.respond=[RestartInPlace]",
     )
-    told(desk, wanted)
+    send(desk, wanted)
     config = desk.state.config
     assert all(getattr(config, name) == value for name, value in wanted.fields().items())
     assert config.straggler is not None

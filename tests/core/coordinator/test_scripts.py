@@ -201,8 +201,8 @@ def test_a_complete_job_reports_the_script_failures_on_the_way() -> None:
     assert "the script failed 2 times" in message
     for part in (str(BAD), str(OTHER), str(A)):
         assert part in message
-    told = [one.message for one in desk.state.history.entries if one.reason == "RankDied"]
-    assert len(told) == 2, "each has its event, in whichever phase it was"
+    messages = [one.message for one in desk.state.history.entries if one.reason == "RankDied"]
+    assert len(messages) == 2, "each has its event, in whichever phase it was"
     assert [one.what for one in status(desk.state).script_failures] == [str(BAD), str(OTHER)]
 
 
@@ -247,7 +247,7 @@ def goes_on(desk: Desk, *who: MemberId, skips: tuple[int, ...] = ()) -> tuple[in
 PARTS = ("members", "with_state", "active", "gen_active")
 
 
-def told(desk: Desk) -> list[str]:
+def skip_messages(desk: Desk) -> list[str]:
     return [one.message for one in desk.state.history.entries if one.reason == "BatchSkipped"]
 
 
@@ -258,7 +258,7 @@ def test_a_batch_on_which_two_processes_failed_is_skipped() -> None:
     dies(desk, B, replace(BAD, message="bad sector 2"), FIRST)
     assert desk.state.outcome is None
     assert goes_on(desk, C) == (FIRST.lease,)
-    [event] = told(desk)
+    [event] = skip_messages(desk)
     numbers = batches_of(PLAN, FIRST.lease)[FIRST.part]
     for part in (str(BAD.file), str(A), str(B), f"samples {', '.join(map(str, numbers))}", "1 of"):
         assert part in event
@@ -296,15 +296,15 @@ def test_one_bad_batch_more_than_allowed_fails_the_job() -> None:
 
 def test_batches_skipped_in_the_log_count_for_a_new_coordinator() -> None:
     """A new coordinator learns failures from the agents, and skipped batches from the log."""
-    for skips, most, found in (((7,), 2, (FIRST.lease,)), ((FIRST.lease,), 1, ())):
+    for skips, most, skipped in (((7,), 2, (FIRST.lease,)), ((FIRST.lease,), 1, ())):
         desk = trained(max_skipped=most)
         for slot, who in enumerate((A, B)):
             dead = m.RankDead(who, 1, str(BAD), True, error=BAD, batch=FIRST)
             hello = m.AgentHello(slot, 0, "h", "", (), (who,), failures=(dead,))
             desk.post(coord.FromAgent(hello))
-        assert goes_on(desk, C, skips=skips) == found
-        assert desk.state.skips == {*skips, *found}
-        assert len(told(desk)) == len(found), "told once"
+        assert goes_on(desk, C, skips=skips) == skipped
+        assert desk.state.skips == {*skips, *skipped}
+        assert len(skip_messages(desk)) == len(skipped), "told once"
     desk = trained(max_skipped=1)
     for who in (A, B):
         dies(desk, who, BAD, FIRST)

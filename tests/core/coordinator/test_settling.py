@@ -102,9 +102,9 @@ class Stage:
         self.now = end
 
     def post(self, event: coord.Event) -> None:
-        told = {x: self._effects(x, event) for x in (self.quick, self.thorough)}
-        assert told[self.quick] == told[self.thorough], event
-        for effect in told[self.quick]:
+        effects = {x: self._effects(x, event) for x in (self.quick, self.thorough)}
+        assert effects[self.quick] == effects[self.thorough], event
+        for effect in effects[self.quick]:
             if isinstance(effect, coord.ToRank):
                 self.ranks[effect.member].orders.append(effect.message)
 
@@ -128,9 +128,11 @@ def happen(stage: Stage, what: str, who: int, n: int) -> None:
     me = rank.me
     match what:
         case "register":
-            said = register(me, rank.last, **{**rank.report, "promise": rank.promise})
+            registration = register(me, rank.last, **{**rank.report, "promise": rank.promise})
             rows = rows_of(rank.active)
-            stage.say(replace(said, ready=n != 0, members=rows, gen_active=rows, leaving=n == 1))
+            stage.say(
+                replace(registration, ready=n != 0, members=rows, gen_active=rows, leaving=n == 1)
+            )
         case "beat":
             rank.version += n % 2 if rank.last != NO_GENERATION else 0
             doing = m.Doing(100 * n, rank.version, usual_ms=10 * (n % 5))
@@ -149,8 +151,8 @@ def happen(stage: Stage, what: str, who: int, n: int) -> None:
         case "gone":
             stage.post(coord.FromAgent(m.RankGone(me)))
         case "hello":
-            said = register(me, rank.last, **{**rank.report, "promise": rank.promise})
-            here = (said,) if n % 2 else ()
+            registration = register(me, rank.last, **{**rank.report, "promise": rank.promise})
+            here = (registration,) if n % 2 else ()
             stage.agent_says(m.AgentHello(who, 0, "h", "", (me,), (), registers=here))
         case "agent beats":
             stage.agent_says(m.PodBeat(who, 0, carriers=((me, Network.TCP),) if n else ()))

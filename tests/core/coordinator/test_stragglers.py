@@ -115,8 +115,8 @@ def test_a_slow_rank_is_reported_with_its_slowdown_and_start_time() -> None:
     [slow] = status.stragglers
     assert (slow.member, slow.percent, slow.action) == (C, 320, "Tolerate")
     assert 1003 < slow.since_wall_s < 1006
-    [told] = [h for h in status.history if h.reason == "RankSlow"]
-    assert "320 % of the median step" in told.message
+    [event] = [h for h in status.history if h.reason == "RankSlow"]
+    assert "320 % of the median step" in event.message
     assert job.kills == []
     assert job.train(2, a=0.1, b=0.1, c=0.1).stragglers == ()
 

@@ -72,10 +72,10 @@ def test_full_mode_is_never_faster_than_a_quorum(model: FittedModel, setting: Se
 @pytest.mark.long
 @given(model=models(), batch=st.floats(1, 256))
 def test_the_forecast_for_one_member_ignores_the_link(model: FittedModel, batch: float) -> None:
-    found = model.forecast(Setting(1, 1, batch))
+    forecast = model.forecast(Setting(1, 1, batch))
     dear = replace(model, link=LinkModel(1.0, 1.0)).forecast(Setting(1, 1, batch))
-    assert found.step_s == dear.step_s
-    assert found.gradients_per_s == pytest.approx(1 / found.step_s)
+    assert forecast.step_s == dear.step_s
+    assert forecast.gradients_per_s == pytest.approx(1 / forecast.step_s)
 
 
 @pytest.mark.long
@@ -89,10 +89,10 @@ def test_the_gain_of_groups_of_one_is_1(model: FittedModel, setting: Setting) ->
 def test_goodput_never_exceeds_the_applied_samples(
     model: FittedModel, setting: Setting, other: float
 ) -> None:
-    found = model.forecast(setting)
-    assert 0 < found.efficiency <= 1
-    assert found.goodput <= found.gradients_per_s * setting.batch * (1 + 1e-9)
-    assert found.cost == pytest.approx(1000 * setting.ranks / found.goodput)
+    forecast = model.forecast(setting)
+    assert 0 < forecast.efficiency <= 1
+    assert forecast.goodput <= forecast.gradients_per_s * setting.batch * (1 + 1e-9)
+    assert forecast.cost == pytest.approx(1000 * setting.ranks / forecast.goodput)
     low, high = sorted((other, model.noise_scale or other))
     assert efficiency(100, low) <= efficiency(100, high) <= efficiency(100, None) == 1
 
@@ -122,8 +122,8 @@ def test_thinning_keeps_the_mean(each: list[float]) -> None:
 def test_link_fit_recovers_alpha_and_beta(a: float, b: float, segment: int) -> None:
     truth = LinkModel(a, b)
     known = [(p, s) for p in (2, 4, 8) for s in (segment, 4 * segment)]
-    found = LinkModel.fit(MeasuredSum(p, s, truth.seconds(p, s)) for p, s in known)
-    assert found.seconds(16, segment) == pytest.approx(truth.seconds(16, segment), rel=0.01)
+    fitted = LinkModel.fit(MeasuredSum(p, s, truth.seconds(p, s)) for p, s in known)
+    assert fitted.seconds(16, segment) == pytest.approx(truth.seconds(16, segment), rel=0.01)
 
 
 @given(square=st.floats(0.01, 100), scale=st.floats(2, 1e4), batch=st.integers(1, 512))
@@ -134,10 +134,10 @@ def test_noise_scale_is_recovered_from_two_batch_sizes(
         return square * (1 + scale / size)
 
     assume(scale / batch > 1e-3)
-    found = noise_scale(
+    estimate = noise_scale(
         batch=batch, square=of(batch), larger=2 * batch, larger_square=of(2 * batch)
     )
-    assert found == pytest.approx(scale, rel=1e-4)
+    assert estimate == pytest.approx(scale, rel=1e-4)
 
 
 # ---- known values ----------------------------------------------------------------------------
@@ -188,11 +188,11 @@ def test_the_crossover_to_groups_depends_on_the_noise_scale() -> None:
     rows = [ideal(p) for p in (1, 2, 4)] + [ideal(2, model=2)]
     model = replace(FittedModel.fit(rows), sharing_s=0.0, link=LinkModel(0.0, 0.0), update_s=0.0)
     assert replace(model, noise_scale=1e9).crossover(2, 32, groups_max=64) is None
-    found = replace(model, noise_scale=256.0).crossover(2, 32, groups_max=64)
+    crossover = replace(model, noise_scale=256.0).crossover(2, 32, groups_max=64)
     # 1.6 / 2 x (1 + 2 x)/(1 + x) with x = groups x 32 / 256 is above 1 from x = 1/3 on.
-    assert found is not None
-    assert found.groups == 4
-    assert found.gain == pytest.approx(1.6 / 2 * (1 + 1.0) / (1 + 0.5))
+    assert crossover is not None
+    assert crossover.groups == 4
+    assert crossover.gain == pytest.approx(1.6 / 2 * (1 + 1.0) / (1 + 0.5))
 
 
 @given(samples=st.floats(1, 1e6), scale=st.floats(1, 1e6))

@@ -34,47 +34,47 @@ FULL = RoundSettings(mode=Mode.FULL)
 
 
 def test_a_row_is_built_from_the_samples_of_two_ranks() -> None:
-    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), FULL, 1)
-    assert found is not None
-    assert found.setting == Setting(2, 2, 32)
-    assert [set(each) for each in found.computing_s] == [{0.04}, {0.06}]
-    assert found.sums == (MeasuredSum(2, 4096, 0.01),)
-    assert found.payload_bytes == 4096
-    assert found.step_s == pytest.approx(0.1)
-    assert found.update_s >= 0.005
-    assert not found.streamed
-    assert found.noise_scale is None
+    measured = row(pods(rank(0, 40, 10), rank(1, 60, 10)), FULL, 1)
+    assert measured is not None
+    assert measured.setting == Setting(2, 2, 32)
+    assert [set(each) for each in measured.computing_s] == [{0.04}, {0.06}]
+    assert measured.sums == (MeasuredSum(2, 4096, 0.01),)
+    assert measured.payload_bytes == 4096
+    assert measured.step_s == pytest.approx(0.1)
+    assert measured.update_s >= 0.005
+    assert not measured.streamed
+    assert measured.noise_scale is None
 
 
 def test_the_row_of_a_quorum_job_records_the_quorum() -> None:
     settings = RoundSettings(mode=Mode.QUORUM, quorum=1)
-    found = row(pods(rank(0, 40, 10), rank(1, 60, 10)), settings, 1)
-    assert found is not None
-    assert found.setting == Setting(2, 1, 32)
+    measured = row(pods(rank(0, 40, 10), rank(1, 60, 10)), settings, 1)
+    assert measured is not None
+    assert measured.setting == Setting(2, 1, 32)
 
 
 def test_a_rank_without_data_is_ignored_for_the_batch_size() -> None:
     idle = rank(1, 60, 10)
     idle = replace(idle, steps=tuple(replace(step, samples=0) for step in idle.steps))
-    found = row(pods(rank(0, 40, 10), idle), FULL, 1)
-    assert found is not None
-    assert found.setting == Setting(2, 2, 32)
+    measured = row(pods(rank(0, 40, 10), idle), FULL, 1)
+    assert measured is not None
+    assert measured.setting == Setting(2, 2, 32)
     assert row(pods(idle), FULL, 1) is None
 
 
 def test_a_rank_that_has_left_is_not_counted() -> None:
     left = rank(1, 60, 10)
-    found = row(pods(rank(0, 40, 64, since=40), left), FULL, 1)
-    assert found is not None
-    assert found.setting.members == 1
-    assert found.sums == ()
+    measured = row(pods(rank(0, 40, 64, since=40), left), FULL, 1)
+    assert measured is not None
+    assert measured.setting.members == 1
+    assert measured.sums == ()
 
 
 def test_steps_of_an_earlier_membership_are_excluded() -> None:
     old, new = rank(0, 40, 64), rank(1, 60, 10, since=54)
-    found = row(pods(old, new), FULL, 1)
-    assert found is not None
-    assert [len(each) for each in found.computing_s] == [7, 7], "steps since round 56 began"
+    measured = row(pods(old, new), FULL, 1)
+    assert measured is not None
+    assert [len(each) for each in measured.computing_s] == [7, 7], "steps since round 56 began"
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
@@ -95,13 +95,13 @@ def test_the_noise_scale_is_derived_from_the_reported_norms() -> None:
         Fact.MEAN_SQUARE: 2 * (1 + 100 / 64),
     }
     members = [MemberId(slot, 0, 0) for slot in (0, 1)]
-    told = [
+    ranks = [
         RankStatus(
             member, RankPhase.ACTIVE, facts={str(name): value for name, value in facts.items()}
         )
         for member in members
     ]
-    assert reported_noise_scale(told) == pytest.approx(100)
+    assert reported_noise_scale(ranks) == pytest.approx(100)
     assert reported_noise_scale([RankStatus(members[0], RankPhase.ACTIVE)]) is None
 
 
@@ -113,8 +113,8 @@ def test_earlier_memberships_with_enough_rounds_are_listed() -> None:
         change(4, 3, 100, 130.0),
     )
     status = Status(job="job", coordinator="c", settings=msgspec.to_builtins(FULL), changes=changes)
-    found = list(earlier(status, 32, 1))
-    assert [one.generation for one in found] == ["1.1", "1.3"], "1.2 made four rounds"
-    assert found[0].setting == Setting(2, 2, 32)
-    assert found[0].step_s == pytest.approx((110.5 + 0.5 - 101.0) / 40)
-    assert found[1].setting == Setting(4, 4, 32)
+    rows = list(earlier(status, 32, 1))
+    assert [one.generation for one in rows] == ["1.1", "1.3"], "1.2 made four rounds"
+    assert rows[0].setting == Setting(2, 2, 32)
+    assert rows[0].step_s == pytest.approx((110.5 + 0.5 - 101.0) / 40)
+    assert rows[1].setting == Setting(4, 4, 32)

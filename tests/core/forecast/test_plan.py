@@ -107,12 +107,12 @@ def test_a_single_row_has_no_prediction_error() -> None:
 
 
 def test_an_earlier_forecast_is_compared_with_a_later_measurement() -> None:
-    said = make(asked(ranks=(8,)), BOOK)
-    book = show(BOOK, (line.forecast for line in said.lines), at_s=10.0)
+    plan = make(asked(ranks=(8,)), BOOK)
+    book = show(BOOK, (line.forecast for line in plan.lines), at_s=10.0)
     slower = replace(ideal(8), step_s=2 * ideal(8).step_s)
     book = enter(book, [measured(slower, "job-1, 1.1", at_s=20.0)])
     last = make(asked(), book).compared[-1]
-    assert (last.by, last.predicted_s) == (BY_PLAN, forecasts(said)[8, "Full"])
+    assert (last.by, last.predicted_s) == (BY_PLAN, forecasts(plan)[8, "Full"])
     assert last.error == pytest.approx(-0.5)
     # A plan made after the run does not change the forecast made before it.
     later = make(asked(ranks=(8,)), book)
@@ -122,8 +122,8 @@ def test_an_earlier_forecast_is_compared_with_a_later_measurement() -> None:
 
 
 def test_a_forecast_made_during_a_run_is_not_compared_with_that_run() -> None:
-    said = make(asked(ranks=(8,)), BOOK)
-    book = show(BOOK, (line.forecast for line in said.lines), at_s=30.0)
+    plan = make(asked(ranks=(8,)), BOOK)
+    book = show(BOOK, (line.forecast for line in plan.lines), at_s=30.0)
     book = enter(book, [measured(ideal(8), "job-1, 1.1", at_s=20.0)])
     assert book.measured[-1].shown is None
 

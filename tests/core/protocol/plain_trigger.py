@@ -15,7 +15,7 @@ from paceline.core.protocol.waits import deadline_ns, grace_ns
 from paceline_api.ids import MemberId
 from paceline_api.types.enums import MaxAgePolicy, Mode
 
-Said = Mapping[MemberId, Arrival]
+ArrivalMap = Mapping[MemberId, Arrival]
 
 
 def share_of(arrival: Arrival) -> Share:
@@ -23,10 +23,12 @@ def share_of(arrival: Arrival) -> Share:
     return arrival.share
 
 
-def decide(log: Log, said: Said, *, opened_ns: int, now_ns: int, has_request: bool) -> Decision:
+def decide(
+    log: Log, arrivals: ArrivalMap, *, opened_ns: int, now_ns: int, has_request: bool
+) -> Decision:
     """Decide if round `log.version` starts now."""
     active = log.active
-    here = {m: said[m] for m in active if m in said}
+    here = {m: arrivals[m] for m in active if m in arrivals}
     fresh = sorted((a.at_ns, m) for m, a in here.items() if a.kind is AnnounceKind.ARRIVE)
     idle = [m for m, a in here.items() if a.kind is AnnounceKind.IDLE]
     silent = tuple(m for m in active if m not in here or here[m].kind is AnnounceKind.PENDING)
@@ -35,7 +37,7 @@ def decide(log: Log, said: Said, *, opened_ns: int, now_ns: int, has_request: bo
             return Decision(Trigger.ALL, f"all {len(active)} arrived")
         if len(fresh) >= log.quorum:
             return Decision(Trigger.QUORUM, f"{len(fresh)} arrived, {len(idle)} idle")
-        if has_request or _something(log, said):
+        if has_request or _something(log, arrivals):
             return Decision(Trigger.TAIL, f"{len(fresh)} arrived, {len(idle)} idle, {log.quorum=}")
         return Decision(None, "nothing to apply")
     late = _too_old_to_leave(log, silent)
@@ -51,10 +53,10 @@ def decide(log: Log, said: Said, *, opened_ns: int, now_ns: int, has_request: bo
     return met
 
 
-def _something(log: Log, said: Said) -> bool:
-    if not log.plan.ends and all(m in said and share_of(said[m]).done for m in log.active):
+def _something(log: Log, arrivals: ArrivalMap) -> bool:
+    if not log.plan.ends and all(m in arrivals and share_of(arrivals[m]).done for m in log.active):
         return True
-    for member, arrival in said.items():
+    for member, arrival in arrivals.items():
         share = share_of(arrival)
         if arrival.kind is AnnounceKind.READY and member not in log.active:
             return True
@@ -71,7 +73,7 @@ def _something(log: Log, said: Said) -> bool:
 
 def _condition_met(
     log: Log,
-    here: Said,
+    here: ArrivalMap,
     fresh: list[tuple[int, MemberId]],
     silent: tuple[MemberId, ...],
     opened_ns: int,
@@ -101,7 +103,7 @@ def _condition_met(
     return Decision(None, f"{len(fresh)} arrived, grace runs", due)
 
 
-def _nearly_there(log: Log, member: MemberId, here: Said, began_by_ns: int) -> bool:
+def _nearly_there(log: Log, member: MemberId, here: ArrivalMap, began_by_ns: int) -> bool:
     if member in here:
         return (
             share_of(here[member]).base >= log.version - log.settings.pipeline
@@ -121,7 +123,7 @@ def _too_old_to_leave(log: Log, silent: tuple[MemberId, ...]) -> MemberId | None
 
 
 def _or_bench(
-    log: Log, here: Said, silent: tuple[MemberId, ...], opened_ns: int, now_ns: int, why: str
+    log: Log, here: ArrivalMap, silent: tuple[MemberId, ...], opened_ns: int, now_ns: int, why: str
 ) -> Decision:
     if len(silent) == len(log.active):
         return Decision(None, why)

@@ -87,14 +87,14 @@ words = st.tuples(
 @given(logs(), st.lists(words, max_size=14), st.integers(0, 5), st.booleans(), st.data())
 def test_the_incremental_table_decides_as_the_plain_trigger(
     log: Log,
-    heard: list[tuple[int, AnnounceKind, int, dict[str, Any]]],
+    announcements: list[tuple[int, AnnounceKind, int, dict[str, Any]]],
     opened_ns: int,
     has_request: bool,
     data: st.DataObject,
 ) -> None:
-    table, said = Arrivals(log, opened_ns), dict[MemberId, Arrival]()
+    table, arrivals = Arrivals(log, opened_ns), dict[MemberId, Arrival]()
     now_ns = opened_ns
-    for slot, kind, pause_ns, facts in heard:
+    for slot, kind, pause_ns, facts in announcements:
         now_ns += pause_ns
         who = member(slot)
         if who not in log.active:
@@ -102,7 +102,7 @@ def test_the_incremental_table_decides_as_the_plain_trigger(
         share = Share(who, upto=1, **facts)
         # An announcement forwarded by another rank may have arrived there a little earlier.
         at_ns = max(0, now_ns - data.draw(st.sampled_from([0, 0, 3])))
-        before = said.get(who)
+        before = arrivals.get(who)
         usual = ordinary_share(log, who)
         if kind is ARRIVE and usual is not None and data.draw(st.booleans()):
             share = usual
@@ -110,10 +110,10 @@ def test_the_incremental_table_decides_as_the_plain_trigger(
         else:
             table.hear(kind, at_ns, share)
         if before is None or kind is not PENDING or before.kind is PENDING:
-            said[who] = Arrival(kind, max(at_ns, before.at_ns if before else 0), share)
+            arrivals[who] = Arrival(kind, max(at_ns, before.at_ns if before else 0), share)
         for at in (now_ns, now_ns + 5, now_ns + 200):
             facts_now: dict[str, Any] = {"now_ns": at, "has_request": has_request}
-            wanted = plain_trigger.decide(log, said, opened_ns=opened_ns, **facts_now)
+            wanted = plain_trigger.decide(log, arrivals, opened_ns=opened_ns, **facts_now)
             assert decide(table, **facts_now) == wanted
 
 

@@ -66,17 +66,17 @@ def test_a_bit_without_a_rank_is_rejected() -> None:
 def test_packed_offsets_keep_their_order_and_are_nearly_exact(offsets_us: list[int]) -> None:
     back = unpack_offsets(pack_offsets(offsets_us))
     assert sorted(back) == unpack_offsets(pack_offsets(sorted(offsets_us)))
-    for us, found in zip(offsets_us, back, strict=True):
-        assert us * (1 - 1 / 2048) <= found <= us
-        assert us >= 4096 or found == us
-        assert rounded(found) == found
+    for us, unpacked in zip(offsets_us, back, strict=True):
+        assert us * (1 - 1 / 2048) <= unpacked <= us
+        assert us >= 4096 or unpacked == us
+        assert rounded(unpacked) == unpacked
     assert rounded(OFFSET_MAX_US + 10**9) == OFFSET_MAX_US
 
 
 # ---- both forms are equivalent -------------------------------------------------------------------
 
 
-def said(data: st.DataObject, log: Log, slot: int) -> Share | None:
+def draw_share(data: st.DataObject, log: Log, slot: int) -> Share | None:
     """Draw the share of a rank in a round; usual ones are the most likely."""
     held, seq = log.held(member(slot)), log.upto.get(member(slot), 0) + 1
     kind = data.draw(st.sampled_from(["fresh"] * 6 + ["quiet", "rests", "late", "drops", ""]))
@@ -130,7 +130,7 @@ def test_the_compact_and_the_full_form_of_a_round_are_equivalent(
     rules = RoundSettings(mode=mode, pacing=pacing)
     plain, short = (make_log(ranks, rules, plan) for _ in range(2))
     while not plain.stopped and plain.version < 12:
-        shares = [s for slot in range(ranks) if (s := said(data, plain, slot)) is not None]
+        shares = [s for slot in range(ranks) if (s := draw_share(data, plain, slot)) is not None]
         shares = [replace(s, offset_us=rounded(s.offset_us)) for s in shares]
         shares = [s for s in shares if s.member in plain.active]
         benched: tuple[Benched, ...] = ()

@@ -6,10 +6,10 @@ from paceline.core.protocol.rank_leases import RankLeases
 
 
 def drawn(leases: RankLeases) -> list[int]:
-    found = []
+    numbers = []
     while (lease := leases.draw()) is not None:
-        found.append(lease)
-    return found
+        numbers.append(lease)
+    return numbers
 
 
 def test_each_lease_is_drawn_once_while_it_is_held() -> None:

@@ -87,17 +87,17 @@ def test_the_leases_of_an_epoch_contain_each_sample_at_most_once(plan: DataPlan)
     assert total_leases(plan) == per_epoch * plan.epochs
     for epoch in range(plan.epochs):
         leases = range(epoch * per_epoch, (epoch + 1) * per_epoch)
-        seen = Counter[int]()
+        counts = Counter[int]()
         for lease in leases:
             batches = batches_of(plan, lease)
             assert epoch_of(plan, lease) == epoch
             assert sum(map(len, batches)) == samples_of(plan, lease) >= 1
             assert len(batches) <= plan.accumulate
             assert all(len(batch) == plan.batch for batch in batches[:-1])
-            seen.update(number for batch in batches for number in batch)
-        assert set(seen.values()) <= {1}
+            counts.update(number for batch in batches for number in batch)
+        assert set(counts.values()) <= {1}
         whole = per_epoch * plan.batch * plan.accumulate if plan.drop_last else plan.samples
-        assert len(seen) == whole
+        assert len(counts) == whole
 
 
 def test_each_epoch_and_each_seed_has_its_own_order() -> None:

@@ -84,11 +84,11 @@ def started_us(log: Log, record: Go, mode: Mode) -> int:
             if share.offset_us * US <= now_ns and share.member not in here:
                 kind = AnnounceKind.IDLE if share.idle else AnnounceKind.ARRIVE
                 here[share.member] = Arrival(kind, share.offset_us * US, share)
-        found = decide(table(twin, here), now_ns=now_ns, has_request=False)
-        if found.trigger is not None:
+        decision = decide(table(twin, here), now_ns=now_ns, has_request=False)
+        if decision.trigger is not None:
             return now_ns // US
-        if found.wake_ns is not None and found.wake_ns <= last * US:
-            wakes.add(found.wake_ns)
+        if decision.wake_ns is not None and decision.wake_ns <= last * US:
+            wakes.add(decision.wake_ns)
     return last
 
 
@@ -103,10 +103,10 @@ def test_the_report_agrees_with_the_trigger_table(
     fresh_us = [x.offset_us for x in record.listed if x.fresh]
     end_us = max(x.offset_us for x in record.listed)
     starts = {mode: started_us(log, record, mode) for mode in PARTIAL}
-    for mode, seen in gained(log, record).items():
+    for mode, gain in gained(log, record).items():
         start_us = starts[mode]
-        assert seen.late == sum(x > start_us for x in fresh_us), mode
-        assert seen.saved_us == sum(end_us - max(x, start_us) for x in fresh_us), mode
+        assert gain.late == sum(x > start_us for x in fresh_us), mode
+        assert gain.saved_us == sum(end_us - max(x, start_us) for x in fresh_us), mode
 
 
 @pytest.mark.long
@@ -120,13 +120,13 @@ def test_savings_are_bounded_by_the_time_from_the_kth_arrival_to_the_last(
     fresh_us = sorted(x.offset_us for x in record.listed if x.fresh)
     end_us = max(x.offset_us for x in record.listed)
     waited_us = log.shadow.waited_us
-    found = gained(log, record)
+    gains = gained(log, record)
     waited_us = log.shadow.waited_us - waited_us
     kth = {Mode.QUORUM: min(k, len(offsets)), Mode.MAJORITY: len(offsets) // 2 + 1, Mode.SOLO: 1}
     for mode, n in kth.items():
         most = max(0, end_us - fresh_us[n - 1] - grace_us) if n <= len(fresh_us) else 0
-        assert 0 <= found[mode].saved_us <= min(waited_us, most * len(fresh_us))
-        assert found[mode].late <= max(0, len(fresh_us) - n)
+        assert 0 <= gains[mode].saved_us <= min(waited_us, most * len(fresh_us))
+        assert gains[mode].late <= max(0, len(fresh_us) - n)
 
 
 def test_rounds_that_are_full_in_every_mode_save_no_time() -> None:

@@ -100,8 +100,8 @@ def test_the_grace_time_waits_only_for_ranks_that_began_with_the_others() -> Non
 
     def starts(**words: Any) -> Trigger | None:
         both: dict[str, Any] = {"r0": ("arrive", 30 * MS), "r1": ("arrive", 31 * MS)}
-        found: Trigger | None = ask(log, now_ns=31 * MS, **both, **words).trigger
-        return found
+        trigger: Trigger | None = ask(log, now_ns=31 * MS, **both, **words).trigger
+        return trigger
 
     assert starts() is None, "rank 2 was there in the last round"
     assert starts(r2=("pending", 4 * MS)) is None, "it missed that one by a little"
@@ -230,10 +230,10 @@ def test_policy_wait_counts_age_from_the_weights_of_the_current_batch() -> None:
 )
 def test_a_tail_round_needs_something_to_apply_or_record(share: Share, something: bool) -> None:
     log = make_log(1, QUORUM_2)
-    found = {member(0): Arrival(AnnounceKind.IDLE, 0, share)}
-    decision = decide(table(log, found), now_ns=0, has_request=False)
+    here = {member(0): Arrival(AnnounceKind.IDLE, 0, share)}
+    decision = decide(table(log, here), now_ns=0, has_request=False)
     assert (decision.trigger is Trigger.TAIL) == something
-    asked = decide(table(log, found), now_ns=0, has_request=True)
+    asked = decide(table(log, here), now_ns=0, has_request=True)
     assert asked.trigger is Trigger.TAIL
 
 

@@ -64,13 +64,13 @@ def test_shards_with_different_weights_form_a_group() -> None:
 
 @given(st.lists(st.integers(0, 2), max_size=40))
 def test_events_of_shards_are_paired_in_order_whichever_is_ahead(turns: list[int]) -> None:
-    agreement, said, heard = Agreement(3, ["a", "b"]), [0, 0, 0], []
+    agreement, counts, events = Agreement(3, ["a", "b"]), [0, 0, 0], []
     for shard in turns:
-        event = agreement.add(shard, ev.Skip(said[shard], 1))
-        said[shard] += 1
+        event = agreement.add(shard, ev.Skip(counts[shard], 1))
+        counts[shard] += 1
         if event is not None:
-            heard.append(event)
-    assert heard == [ev.Skip(lease, 1) for lease in range(min(said))]
+            events.append(event)
+    assert events == [ev.Skip(lease, 1) for lease in range(min(counts))]
 
 
 def test_a_failure_of_one_shard_is_the_outcome_of_the_group() -> None:

@@ -38,17 +38,17 @@ def test_a_rank_sends_its_hash_to_the_rank_that_compares() -> None:
 def test_different_hashes_of_one_version_fail_the_job_and_are_reported() -> None:
     rank = second_of_two(PLAN)
 
-    def told(version: int, slot: int, value: int) -> list[str]:
+    def faults(version: int, slot: int, value: int) -> list[str]:
         note = WeightsHash(rank.state.log.id, member(slot), version, value)
-        said = [e.message for e in take(rank, note) if isinstance(e, ev.ToCoordinator)]
-        fatal = [message for message in said if isinstance(message, Fatal)]
+        messages = [e.message for e in take(rank, note) if isinstance(e, ev.ToCoordinator)]
+        fatal = [message for message in messages if isinstance(message, Fatal)]
         assert [message.reason for message in fatal] == ["WeightsDiffer"] * len(fatal)
         return [message.message for message in fatal]
 
-    assert told(100, 0, 0xABC) == []
-    assert told(100, 1, 0xABC) == []
-    assert told(200, 1, 0x111) == [], "another version has another hash"
-    [why] = told(200, 0, 0x222)
+    assert faults(100, 0, 0xABC) == []
+    assert faults(100, 1, 0xABC) == []
+    assert faults(200, 1, 0x111) == [], "another version has another hash"
+    [why] = faults(200, 0, 0x222)
     assert why == (
         f"weights of version 200 differ: rank {member(1)} has 0x00000111, "
         f"rank {member(0)} has 0x00000222"

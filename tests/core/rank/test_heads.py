@@ -37,7 +37,7 @@ def everybody(log: Log) -> Go:
     return compact(log, go(log), dict.fromkeys(log.active, (AnnounceKind.ARRIVE, 0)))
 
 
-def said(player: Player, now_ns: int, event: ev.Event) -> list[m.Gathered]:
+def gathered(player: Player, now_ns: int, event: ev.Event) -> list[m.Gathered]:
     effects = player.machine.handle(now_ns, event)
     sent = [e.message for e in effects if isinstance(e, ev.ToPeer)]
     return [x for x in sent if isinstance(x, m.Gathered)]
@@ -64,9 +64,9 @@ def early() -> list[m.Gathered]:
     player.machine.handle(0, m.Start(everybody(log)))
     peer.state.log.append(everybody(peer.state.log))
     other = next(x for x in grid.groups[number] if x != player.state.me)
-    assert said(player, MS, announcement(peer.state.log, other)) == []
-    assert said(player, 2 * MS, ev.Reduced()) == []
-    return said(player, BENCH, ev.Tick())
+    assert gathered(player, MS, announcement(peer.state.log, other)) == []
+    assert gathered(player, 2 * MS, ev.Reduced()) == []
+    return gathered(player, BENCH, ev.Tick())
 
 
 def test_an_early_announcement_is_kept_until_the_head_reaches_its_round(
@@ -90,8 +90,8 @@ def test_if_every_rank_is_needed_a_head_sends_one_message() -> None:
     player.machine.handle(0, ev.Reduced())
     log, group = player.state.log, grid.groups[number]
     for member in group[:-1]:
-        assert said(player, MS, announcement(log, member)) == []
-    [word] = said(player, 2 * MS, announcement(log, group[-1]))
+        assert gathered(player, MS, announcement(log, member)) == []
+    [word] = gathered(player, 2 * MS, announcement(log, group[-1]))
     assert len(wire.pack_peer(word)) < 250
     assert word.ordinary == bytes([255, 3])
     assert word.ages == pack_offsets([1000] * (len(group) - 1) + [0])
@@ -106,8 +106,8 @@ def test_if_every_rank_is_needed_an_incomplete_group_is_sent_before_the_bench() 
     effects = player.machine.handle(2 * MS, announcement(log, group[0]))
     due = 2 * MS + BENCH // 32
     assert [e for e in effects if isinstance(e, ev.WakeAt)] == [ev.WakeAt(due)]
-    assert said(player, due - 1, ev.Tick()) == []
-    assert len(said(player, due, ev.Tick())) == 1
+    assert gathered(player, due - 1, ev.Tick()) == []
+    assert len(gathered(player, due, ev.Tick())) == 1
 
 
 def partial(ranks: int, settings: RoundSettings | None = None) -> Log:
@@ -182,11 +182,11 @@ def test_an_announcement_that_the_round_requires_is_forwarded_at_once(why: str) 
     median_us=st.integers(0, 10**8),
     offsets_us=st.lists(st.integers(0, 10**9), max_size=9),
     who=st.permutations(range(12)),
-    told=st.sets(st.integers(0, 11)),
+    taken=st.sets(st.integers(0, 11)),
 )
 @hypothesis_settings(max_examples=examples(200), derandomize=True, deadline=None, database=None)
 def test_the_latency_that_a_head_adds_is_bounded(
-    median_us: int, offsets_us: list[int], who: list[int], told: set[int]
+    median_us: int, offsets_us: list[int], who: list[int], taken: set[int]
 ) -> None:
     """The limit is 1/16 of the median round or 1 ms, whichever is greater (R41)."""
     log = partial(24)
@@ -200,7 +200,7 @@ def test_the_latency_that_a_head_adds_is_bounded(
         due = collector.due_ns()
         assert due is not None
         assert due <= first_ns + max(MS, median_us * 1000 // 16)
-        if at_ns in told:
+        if at_ns in taken:
             collector.take(at_ns)
             first_ns = None
 

@@ -50,8 +50,8 @@ def test_a_state_that_arrives_in_a_reduction_is_installed_after_it() -> None:
     assert "Reduce" in kinds(player.machine.handle(0, round_of(player.state.log)))
     assert "InstallState" not in kinds(player.machine.handle(MS, donor))
     assert player.state.passive
-    found = kinds(player.machine.handle(2 * MS, ev.Reduced()))
-    assert found.index("Queue") < found.index("InstallState")
+    names = kinds(player.machine.handle(2 * MS, ev.Reduced()))
+    assert names.index("Queue") < names.index("InstallState")
     assert not player.state.passive
     assert player.state.log.version == 1
 
@@ -91,8 +91,8 @@ def test_a_joiner_with_other_data_than_the_job_fails_it() -> None:
     player.state.begun = ev.Begin("model", other, 1, Pacing.ROUND)
     effects = player.machine.handle(0, donor)
     fatal = [e.message for e in effects if isinstance(e, ev.ToCoordinator)]
-    assert [type(told) for told in fatal] == [m.Fatal]
-    (told,) = fatal
-    assert isinstance(told, m.Fatal)
-    assert told.reason == "PlanDiffers"
-    assert "seed: " in told.message
+    assert [type(error) for error in fatal] == [m.Fatal]
+    (error,) = fatal
+    assert isinstance(error, m.Fatal)
+    assert error.reason == "PlanDiffers"
+    assert "seed: " in error.message

@@ -22,12 +22,12 @@ def test_returned_leases_are_not_taken_back_before_the_round_ends() -> None:
     player.state.me, player.state.main = rest, Main.RUN
     held = player.state.log.held(rest)
     assert held
-    said: list[m.Announce] = []
+    announced: list[m.Announce] = []
     for event in (ev.Rest(), ev.Unrest(), ev.Want()):
         effects = player.machine.handle(0, event)
         sent = [e.message for e in effects if isinstance(e, ev.ToPeer)]
-        said += [x for x in sent if isinstance(x, m.Announce)]
-    assert [x.kind for x in said] == [AnnounceKind.IDLE] * 2
-    assert [x.share.returned for x in said] == [held] * 2
-    assert [x.share.resting for x in said] == [True, False]
+        announced += [x for x in sent if isinstance(x, m.Announce)]
+    assert [x.kind for x in announced] == [AnnounceKind.IDLE] * 2
+    assert [x.share.returned for x in announced] == [held] * 2
+    assert [x.share.resting for x in announced] == [True, False]
     assert player.state.main is Main.WANT, "it waits for the leases of the next round"

@@ -23,7 +23,7 @@ PER_RANK = {"starter": 60, "head": 16, "other": 20}
 @pytest.fixture(scope="module")
 def counted() -> dict[int, tuple[Counter[str], Job]]:
     """Return for each size the steps of starter, head and other ranks in one round, and the job."""
-    found = {}
+    result = {}
     for ranks in SIZES:
         job, spent = Job(ranks), Counter[str]()
 
@@ -35,8 +35,8 @@ def counted() -> dict[int, tuple[Counter[str], Job]]:
 
         job.round(only)  # The first round fills caches.
         job.round(count)
-        found[ranks] = spent, job
-    return found
+        result[ranks] = spent, job
+    return result
 
 
 @pytest.mark.parametrize("who", PER_RANK)

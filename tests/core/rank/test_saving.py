@@ -80,8 +80,8 @@ def test_every_nth_version_is_saved_and_published_with_the_next() -> None:
     assert job.orders() == [ev.Publish(2)]
     job.take(ev.Tick())
     assert job.orders() == [], "once"
-    told = [e.message for e in job.take(ev.Published(2)) if isinstance(e, ev.ToCoordinator)]
-    assert told == [Saved(ME, 2)]
+    messages = [e.message for e in job.take(ev.Published(2)) if isinstance(e, ev.ToCoordinator)]
+    assert messages == [Saved(ME, 2)]
     assert job.stage is CheckpointStage.NONE
 
 
@@ -107,8 +107,8 @@ def test_a_slow_disk_skips_checkpoints_without_blocking_rounds() -> None:
 def test_a_failed_checkpoint_is_reported_and_the_next_is_attempted() -> None:
     job = Lone(every=1)
     job.round()
-    told = [e.message for e in job.take(ev.Written(1, "no space")) if hasattr(e, "message")]
-    assert told == [Saved(ME, 1, "no space")]
+    messages = [e.message for e in job.take(ev.Written(1, "no space")) if hasattr(e, "message")]
+    assert messages == [Saved(ME, 1, "no space")]
     job.round()
     assert saves(job.last) == [2]
 
@@ -144,11 +144,11 @@ def test_a_released_rank_that_is_still_writing_joins_no_new_generation() -> None
     for _ in range(10):
         job.round()
     job.take(Release(GEN, 10))
-    [told] = [
+    [registration] = [
         e.message for e in job.take(Prepare(GenerationId(2, "d", 1))) if hasattr(e, "message")
     ]
-    assert isinstance(told, Register)
-    assert told.released == (GEN, 10)
+    assert isinstance(registration, Register)
+    assert registration.released == (GEN, 10)
 
 
 # ---- the first generation of a job that has trained ----------------------------------------------
@@ -162,9 +162,11 @@ def report(slot: int, checkpoint: Kept | None, **more: Any) -> Prepared:
     base = Rank(member(slot), pid=1, host="h", endpoints=ENDS)
     base.handle(0, ev.Found(checkpoint))
     base.handle(0, ev.Begin("same", PLAN, 2))
-    [told] = [e.message for e in base.handle(0, Prepare(NEW)) if isinstance(e, ev.ToCoordinator)]
-    assert isinstance(told, Prepared)
-    return replace(told, **more)
+    [prepared] = [
+        e.message for e in base.handle(0, Prepare(NEW)) if isinstance(e, ev.ToCoordinator)
+    ]
+    assert isinstance(prepared, Prepared)
+    return replace(prepared, **more)
 
 
 def answer(*reports: Prepared, unaccounted: str = "", had_state: bool = True) -> object:

@@ -66,7 +66,7 @@ def announced(effects: list[ev.Effect]) -> list[Announce]:
     return [message for message in messages if isinstance(message, Announce)]
 
 
-def told(effects: list[ev.Effect], kind: type[Struct]) -> int:
+def sent_count(effects: list[ev.Effect], kind: type[Struct]) -> int:
     return sum(isinstance(e, ev.ToCoordinator) and isinstance(e.message, kind) for e in effects)
 
 
@@ -94,11 +94,11 @@ def test_in_full_mode_an_evaluating_rank_is_awaited_and_keeps_its_leases(mode: M
     assert not any(isinstance(e, ev.ToPeer) for e in effects), "it has announced nothing"
     assert [version for version, *_ in resumed(take(rank, ev.Unrest()))] == [0]
     assert rank.state.usable() == held
-    said = announced(take(rank, ev.Step(held[:1], 4, 4)))
-    assert [(x.kind, x.share.leases) for x in said] == [(AnnounceKind.ARRIVE, held[:1])]
+    announcements = announced(take(rank, ev.Step(held[:1], 4, 4)))
+    assert [(x.kind, x.share.leases) for x in announcements] == [(AnnounceKind.ARRIVE, held[:1])]
     leaver = second_of_two(plan, rules)
-    said = announced(take(leaver, ev.Rest(), ev.Drain()))
-    assert [(x.kind, x.share.returned) for x in said] == [(AnnounceKind.IDLE, held)]
+    announcements = announced(take(leaver, ev.Rest(), ev.Drain()))
+    assert [(x.kind, x.share.returned) for x in announcements] == [(AnnounceKind.IDLE, held)]
 
 
 @pytest.mark.parametrize("ends", ["applied", "announced again"])
@@ -111,13 +111,13 @@ def test_a_rank_back_from_evaluation_has_no_fresh_gradient(ends: str) -> None:
     log = rank.state.log
     other = Share(member(0), upto=1, count=1, fresh=True, samples=1, unit=1)
     take(rank, ev.Step((), 1, 1), Start(go(log, other)), ev.Reduced(), ev.Rest())
-    said = rank.state.share
-    assert said is not None
-    assert (said.idle, said.fresh, said.count, said.oldest) == (True, False, 1, 0)
+    share = rank.state.share
+    assert share is not None
+    assert (share.idle, share.fresh, share.count, share.oldest) == (True, False, 1, 0)
     assert resumed(take(rank, ev.Unrest())) == [], "what it announced lies in its way"
     if ends == "applied":
         other = replace(other, upto=2, oldest=1)
-        effects = take(rank, Start(go(log, other, said)), ev.Reduced())
+        effects = take(rank, Start(go(log, other, share)), ev.Reduced())
         assert resumed(effects) == [(2, False, False)]
         assert rank.state.pending.empty
     else:
@@ -131,26 +131,26 @@ def test_a_rank_back_from_evaluation_has_no_fresh_gradient(ends: str) -> None:
 def test_messages_that_a_lost_connection_may_have_dropped_are_sent_again() -> None:
     rank = lone(DataPlan(samples=4, batch=4, epochs=1, seed=1))
     step(rank)
-    assert told(take(rank, ev.Reduced()), Stopped) == 1
-    assert told(take(rank, ev.Tick()), Stopped) == 0
-    assert told(take(rank, ev.Connected()), Stopped) == 1
+    assert sent_count(take(rank, ev.Reduced()), Stopped) == 1
+    assert sent_count(take(rank, ev.Tick()), Stopped) == 0
+    assert sent_count(take(rank, ev.Connected()), Stopped) == 1
     leaver = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
-    assert told(take(leaver, ev.Drain(), ev.Want(), ev.Reduced()), Leaving) == 1
-    assert told(take(leaver, ev.Tick()), Leaving) == 0
-    assert told(take(leaver, ev.Connected()), Leaving) == 1
+    assert sent_count(take(leaver, ev.Drain(), ev.Want(), ev.Reduced()), Leaving) == 1
+    assert sent_count(take(leaver, ev.Tick()), Leaving) == 0
+    assert sent_count(take(leaver, ev.Connected()), Leaving) == 1
 
 
 def test_a_fatal_error_is_sent_again_on_each_connection() -> None:
     """The agent may have no connection when the error is found, so the message would be lost."""
     rank = lone(DataPlan(samples=40, batch=4, epochs=1, seed=1))
-    said = take(rank, ev.NotRestored("its disk is gone"), ev.NotRestored("another one"))
-    for effects in (said, take(rank, ev.Connected()), take(rank, ev.Connected())):
+    first = take(rank, ev.NotRestored("its disk is gone"), ev.NotRestored("another one"))
+    for effects in (first, take(rank, ev.Connected()), take(rank, ev.Connected())):
         faults = [e.message for e in effects if isinstance(e, ev.ToCoordinator)]
-        found = [x for x in faults if isinstance(x, Fatal)]
-        assert found
-        assert set(found) == {Fatal(ME, "CheckpointUnusable", "its disk is gone")}, "the first one"
-        assert told(effects, Fatal) == (2 if effects is said else 1)
-    assert told(take(rank, ev.Tick()), Fatal) == 0
+        fatal = [x for x in faults if isinstance(x, Fatal)]
+        assert fatal
+        assert set(fatal) == {Fatal(ME, "CheckpointUnusable", "its disk is gone")}, "the first one"
+        assert sent_count(effects, Fatal) == (2 if effects is first else 1)
+    assert sent_count(take(rank, ev.Tick()), Fatal) == 0
 
 
 def test_a_script_waiting_for_a_round_resumes_when_a_checkpoint_is_restored() -> None:
@@ -294,7 +294,7 @@ def test_a_drain_waits_for_gradients_in_flight() -> None:
     second = rank.state.log.held(ME)[1:]
     assert resumed(take(rank, ev.Drain(), ev.Step(second, 4, 4))) == []
     take(rank, ev.Reduced())
-    assert told(take(rank, ev.Reduced()), Leaving) == 1
+    assert sent_count(take(rank, ev.Reduced()), Leaving) == 1
     assert rank.state.log.ledger.total().applied == 8
 
 

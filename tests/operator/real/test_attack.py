@@ -37,8 +37,8 @@ job's spec asked for 10,000 replicas of 256 processes."""
 
 @pytest.fixture
 def running(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Running]:
-    with operator_of(plane, namespace, tmp_path / "operator.log") as found:
-        yield found
+    with operator_of(plane, namespace, tmp_path / "operator.log") as operator:
+        yield operator
 
 
 def rounds(plane: ControlPlane, namespace: str) -> dict[str, int]:
@@ -50,8 +50,8 @@ def rounds(plane: ControlPlane, namespace: str) -> dict[str, int]:
 
 
 def lease(plane: ControlPlane, namespace: str) -> dict[str, Any]:
-    found: dict[str, Any] = plane.api.get(LEASES.format(namespace) + "/paceline-operator")["spec"]
-    return found
+    spec: dict[str, Any] = plane.api.get(LEASES.format(namespace) + "/paceline-operator")["spec"]
+    return spec
 
 
 def refused(operator: Running) -> float:
@@ -74,8 +74,8 @@ def test_a_hundred_jobs_train_while_one_gives_hostile_answers(
         def all_train() -> bool:
             fleet.train()
             time.sleep(1.0)
-            found = rounds(plane, namespace)
-            return all(found.get(name, 0) > 0 for name in others)
+            latest = rounds(plane, namespace)
+            return all(latest.get(name, 0) > 0 for name in others)
 
         until(all_train, "all jobs train", 300)
         assert running.process is not None
@@ -88,8 +88,8 @@ def test_a_hundred_jobs_train_while_one_gives_hostile_answers(
         def all_advance() -> bool:
             fleet.train()
             time.sleep(1.0)
-            found = rounds(plane, namespace)
-            return all(found[name] > since[name] for name in others)
+            latest = rounds(plane, namespace)
+            return all(latest[name] > since[name] for name in others)
 
         until(all_advance, "each other job's status is of this minute", 200)
         degraded = until(

@@ -122,13 +122,13 @@ class Adapter:
 
     def _figure(self, value: float) -> dict[str, Any]:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        told = {"metricName": METRIC, "metricLabels": {}, "timestamp": at}
-        return {**told, "value": f"{round(1000 * value)}m"}
+        metric = {"metricName": METRIC, "metricLabels": {}, "timestamp": at}
+        return {**metric, "value": f"{round(1000 * value)}m"}
 
 
 def _available(body: dict[str, Any]) -> bool:
-    found = body.get("status", {}).get("conditions", ())
-    return any(c["type"] == "Available" and c["status"] == "True" for c in found)
+    conditions = body.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Available" and c["status"] == "True" for c in conditions)
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_the_autoscaler_sizes_a_job_by_its_speed_within_its_bounds(
 
     def stays(replicas: int) -> bool:
         """Return True if the size is the same after the controller has asked twice more."""
-        seen = len(adapter.asked)
-        until(lambda: len(adapter.asked) >= seen + 2, "the controller asks on", SCALED_S)
+        count = len(adapter.asked)
+        until(lambda: len(adapter.asked) >= count + 2, "the controller asks on", SCALED_S)
         return sized(replicas)
 
     with plane.fake_nodes(2), Fleet(plane, namespace):
@@ -188,8 +188,10 @@ def test_the_autoscaler_cannot_exceed_the_bounds_of_the_job(
         plane.api.create(path, hpa(maxReplicas=8))
 
         def refused(body: dict[str, Any]) -> bool:
-            found = body.get("status", {}).get("conditions", ())
-            return any(c["type"] == "AbleToScale" and "maxReplicas" in c["message"] for c in found)
+            conditions = body.get("status", {}).get("conditions", ())
+            return any(
+                c["type"] == "AbleToScale" and "maxReplicas" in c["message"] for c in conditions
+            )
 
         plane.api.wait(f"{path}/digits", refused, SCALED_S, "refused")
         assert job(plane, namespace)["spec"]["replicas"] == 2

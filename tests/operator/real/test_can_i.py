@@ -62,10 +62,10 @@ def account(plane: ControlPlane, where: str, namespace: str, name: str) -> set[s
     return own(plane, where, user, *groups)
 
 
-def compared(name: str, found: set[str]) -> None:
+def compared(name: str, rows: set[str]) -> None:
     """Compare with the golden file; to accept a change, delete it, run again and read the diff."""
     file = GOLDEN / f"{name}.txt"
-    text = "\n".join(sorted(found) or ["(nothing)"]) + "\n"
+    text = "\n".join(sorted(rows) or ["(nothing)"]) + "\n"
     if not file.exists():
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(text)
@@ -79,9 +79,9 @@ def test_operator_permissions_match_the_golden_file(
 ) -> None:
     where = namespace if place == "own" else elsewhere
     until(lambda: account(plane, namespace, namespace, "paceline-operator"), "its roles", 30)
-    found = account(plane, where, namespace, "paceline-operator")
+    rows = account(plane, where, namespace, "paceline-operator")
     install = "cluster-wide" if wide else "namespaced"
-    compared(f"operator-{install}-{place}-namespace", found)
+    compared(f"operator-{install}-{place}-namespace", rows)
 
 
 @pytest.mark.exhaustive
@@ -105,5 +105,5 @@ def test_tenant_permissions_match_the_golden_file(
     if wide:
         until(may_create, "the role edit is extended", 60)
     # The cluster's own rows of `edit` name no kind of Paceline.
-    found = {row for row in own(plane, namespace, TENANT) if "paceline.dev" in row}
-    compared(f"tenant-{'cluster-wide' if wide else 'namespaced'}", found)
+    rows = {row for row in own(plane, namespace, TENANT) if "paceline.dev" in row}
+    compared(f"tenant-{'cluster-wide' if wide else 'namespaced'}", rows)

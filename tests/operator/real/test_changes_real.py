@@ -55,16 +55,16 @@ def test_the_api_server_takes_the_changes_that_act(
     removed = placed(field, None)
     wanted = WAY_OUT.get(ACTS[field])
     for patch in (changed, removed):
-        said = refused(plane, path, patch)
+        message = refused(plane, path, patch)
         if wanted is None:
-            assert f"spec.{field} can" not in said
+            assert f"spec.{field} can" not in message
         elif patch is changed or trial.first is not None:
-            assert f"spec.{field} {wanted}" in said or f"spec.{field}: Required" in said
+            assert f"spec.{field} {wanted}" in message or f"spec.{field}: Required" in message
     if wanted is None:
         assert refused(plane, path, changed) == ""
     change(plane, namespace, suspend=True)
-    said = refused(plane, path, changed)
-    assert bool(said) == (ACTS[field] is Acts.NEVER), said
+    message = refused(plane, path, changed)
+    assert bool(message) == (ACTS[field] is Acts.NEVER), message
     # In the update that resumes the job, too: a queue sets the placement with it.
     resumed = refused(plane, path, {"suspend": False} | changed)
     assert bool(resumed) == (ACTS[field] is Acts.NEVER), resumed
@@ -126,16 +126,16 @@ def test_a_right_to_delete_secrets_would_read_them(plane: ControlPlane, namespac
     path = f"/api/v1/namespaces/{namespace}/secrets"
     plane.api.create(path, {"metadata": {"name": "of-a-user"}, "stringData": {"word": "secret"}})
     answer = plane.api.request("DELETE", f"{path}/of-a-user?propagationPolicy=Foreground")
-    told = json.loads(answer)
-    assert base64.b64decode(told["data"]["word"]) == b"secret"
+    secret = json.loads(answer)
+    assert base64.b64decode(secret["data"]["word"]) == b"secret"
 
 
 def secrets(plane: ControlPlane, namespace: str) -> dict[str, bytes]:
     """Return the job file in each Secret of the job, by name."""
-    found = plane.api.items(
+    items = plane.api.items(
         f"/api/v1/namespaces/{namespace}/secrets", labels="app.kubernetes.io/instance=digits"
     )
-    return {s["metadata"]["name"]: base64.b64decode(s["data"]["job.json"]) for s in found}
+    return {s["metadata"]["name"]: base64.b64decode(s["data"]["job.json"]) for s in items}
 
 
 def mounted(pod: dict[str, Any]) -> str:

@@ -122,9 +122,9 @@ def test_pods_with_a_built_in_profile_are_accepted(plane: ControlPlane, name: st
     offers = dict.fromkeys(resources_of(name), 32)
     nodes = {"n": Node("n", offers={GPU: 8} | offers)}
     job = gpu_job(profile=name)
-    found = choose(job, seen(nodes))
-    assert isinstance(found, ChosenFabric)
-    pod = children.worker(job, 0, 1, fabric=found, key_id=KEY)
+    chosen = choose(job, seen(nodes))
+    assert isinstance(chosen, ChosenFabric)
+    pod = children.worker(job, 0, 1, fabric=chosen, key_id=KEY)
     del pod["metadata"]["ownerReferences"]
     path = "/api/v1/namespaces/default/pods?dryRun=All&fieldValidation=Strict"
     made = plane.api.create(path, pod)
@@ -161,8 +161,8 @@ def state(plane: ControlPlane, namespace: str, name: str = "digits") -> str:
 
 
 def fabric_of(plane: ControlPlane, namespace: str, name: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = job(plane, namespace, name).get("status", {}).get("fabric")
-    return found
+    fabric: dict[str, Any] | None = job(plane, namespace, name).get("status", {}).get("fabric")
+    return fabric
 
 
 def test_a_job_gets_the_profile_that_its_nodes_offer_or_that_it_names(
@@ -207,9 +207,9 @@ def test_a_restricted_namespace_gets_plain_pods_unless_rdma_is_required(
         asked = {"required": "RDMA"}
         submit(plane, namespace, "asks", replicas=2, fabric=asked, template=TEMPLATE)
         until(lambda: len(living(plane, namespace)) == 2, "plain workers")
-        told = until(lambda: fabric_of(plane, namespace, "plain"), "the status tells")
-        assert told["profile"] == "tcp"
-        assert "nobody has asked" in told["message"]
+        fabric = until(lambda: fabric_of(plane, namespace, "plain"), "the status tells")
+        assert fabric["profile"] == "tcp"
+        assert "nobody has asked" in fabric["message"]
         until(lambda: state(plane, namespace, "asks") == "PodSecurity", "refused")
         assert {pod["metadata"]["name"] for pod in pods(plane, namespace)} == {
             "plain-0-1",

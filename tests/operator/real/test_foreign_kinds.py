@@ -37,10 +37,10 @@ def served(plane: ControlPlane) -> Iterator[ControlPlane]:
 def monitors() -> dict[str, str]:
     """Return the objects of other projects' kinds in the golden file with every value set."""
     text = (GOLDEN / "chart-everything.yaml").read_text()
-    found = {each["kind"]: each for each in yaml.load_all(text, yaml.CSafeLoader) if each}
+    objects = {each["kind"]: each for each in yaml.load_all(text, yaml.CSafeLoader) if each}
     for kind in KINDS:
-        found[kind]["metadata"]["namespace"] = "default"
-    return {kind: yaml.safe_dump(found[kind]) for kind in KINDS}
+        objects[kind]["metadata"]["namespace"] = "default"
+    return {kind: yaml.safe_dump(objects[kind]) for kind in KINDS}
 
 
 def create(plane: ControlPlane, text: str) -> str:

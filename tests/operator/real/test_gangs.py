@@ -132,10 +132,10 @@ def test_a_missing_provider_is_reported_and_found_once_installed(
 ) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace):
         submit(plane, namespace, replicas=2, **gang("Coscheduling"))
-        told = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 20)
-        assert told["reason"] == "SchedulerUnavailable"
-        assert "does not serve podgroups.scheduling.x-k8s.io" in told["message"]
-        assert "provider: None" in told["message"]
+        degraded = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 20)
+        assert degraded["reason"] == "SchedulerUnavailable"
+        assert "does not serve podgroups.scheduling.x-k8s.io" in degraded["message"]
+        assert "provider: None" in degraded["message"]
         assert pods(plane, namespace) == []
         assert pods(plane, namespace, "coordinator") == []
         with podgroups(plane, COSCHEDULING):
@@ -143,7 +143,7 @@ def test_a_missing_provider_is_reported_and_found_once_installed(
             assert not holds(job(plane, namespace), "Degraded")
             labels = [pod["metadata"]["labels"] for pod in pods(plane, namespace)]
             (group,) = plane.api.items(COSCHEDULING.format(namespace))
-            assert {found["scheduling.x-k8s.io/pod-group"] for found in labels} == {
+            assert {each["scheduling.x-k8s.io/pod-group"] for each in labels} == {
                 group["metadata"]["name"]
             }
     assert running.process is not None
@@ -155,9 +155,9 @@ def test_native_gangs_need_kubernetes_1_37(
     plane: ControlPlane, namespace: str, running: Running
 ) -> None:
     submit(plane, namespace, replicas=2, **gang("Native"))
-    told = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 20)
-    assert "podgroups.scheduling.k8s.io (scheduling.k8s.io/v1beta1)" in told["message"]
-    assert "Kubernetes 1.37" in told["message"]
+    degraded = until(lambda: holds(job(plane, namespace), "Degraded"), "Degraded", 20)
+    assert "podgroups.scheduling.k8s.io (scheduling.k8s.io/v1beta1)" in degraded["message"]
+    assert "Kubernetes 1.37" in degraded["message"]
     # The operator retries with growing pauses, not in a loop.
     until_quiet(lambda: own_requests(plane, namespace)["patch", "podgroups"], 2.0, 60.0)
     assert pods(plane, namespace) == []
@@ -177,8 +177,8 @@ def test_a_queued_job_waits_with_all_workers_and_no_coordinator(
         until(lambda: reason(plane, namespace) == "Queued", "the queue is named")
         made = pods(plane, namespace)
         labels = [pod["metadata"]["labels"] for pod in made]
-        assert {found["kueue.x-k8s.io/queue-name"] for found in labels} == {"team-a"}
-        assert len({found["kueue.x-k8s.io/pod-group-name"] for found in labels}) == 1
+        assert {each["kueue.x-k8s.io/queue-name"] for each in labels} == {"team-a"}
+        assert len({each["kueue.x-k8s.io/pod-group-name"] for each in labels}) == 1
         counts = {
             pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in made
         }
@@ -192,8 +192,8 @@ def test_a_queued_job_waits_with_all_workers_and_no_coordinator(
 
 
 def reason(plane: ControlPlane, namespace: str) -> str:
-    found = job(plane, namespace).get("status", {}).get("conditions", [])
-    return next((c["reason"] for c in found if c["type"] == "Scheduled"), "")
+    conditions = job(plane, namespace).get("status", {}).get("conditions", [])
+    return next((c["reason"] for c in conditions if c["type"] == "Scheduled"), "")
 
 
 def test_a_disruption_budget_keeps_min_replicas(
@@ -220,8 +220,8 @@ def test_a_disruption_budget_keeps_min_replicas(
 
 
 def allowed(plane: ControlPlane, namespace: str) -> int:
-    found = plane.api.items(BUDGETS.format(namespace))
-    return int(found[0].get("status", {}).get("disruptionsAllowed", -1)) if found else -1
+    budgets = plane.api.items(BUDGETS.format(namespace))
+    return int(budgets[0].get("status", {}).get("disruptionsAllowed", -1)) if budgets else -1
 
 
 def evict(plane: ControlPlane, namespace: str, name: str) -> None:

@@ -86,8 +86,8 @@ class History:
             raise
 
     def pods(self, role: str = "worker") -> list[dict[str, Any]]:
-        found = pods(self.plane, self.namespace, role)
-        return [pod for pod in found if pod["metadata"]["labels"][LABEL_JOB] == self.name]
+        listed = pods(self.plane, self.namespace, role)
+        return [pod for pod in listed if pod["metadata"]["labels"][LABEL_JOB] == self.name]
 
     def step(self, fleet: Fleet) -> None:
         actions = [self.scale] * 3 + [self.suspend, self.resume, self.resume, self.delete_worker]
@@ -118,8 +118,8 @@ class History:
         change(self.plane, self.namespace, self.name, suspend=False)
 
     def _pick(self, role: str) -> str:
-        found = [pod for pod in self.pods(role) if stays(pod)]
-        return self.rng.choice(found)["metadata"]["name"] if found else ""
+        candidates = [pod for pod in self.pods(role) if stays(pod)]
+        return self.rng.choice(candidates)["metadata"]["name"] if candidates else ""
 
     def delete_worker(self) -> None:
         self._delete(self._pick("worker"))
@@ -313,9 +313,9 @@ def _settled(histories: list[History]) -> None:
     troubles: dict[str, str] = {}
 
     def settled() -> bool:
-        found = {history.name: history.trouble() for history in histories}
+        by_name = {history.name: history.trouble() for history in histories}
         troubles.clear()
-        troubles.update({name: trouble for name, trouble in found.items() if trouble})
+        troubles.update({name: trouble for name, trouble in by_name.items() if trouble})
         return not troubles
 
     try:

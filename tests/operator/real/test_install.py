@@ -75,18 +75,18 @@ class Release:
 
 @pytest.fixture
 def release(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Release]:
-    found = Release(plane, namespace, tmp_path)
+    helm_release = Release(plane, namespace, tmp_path)
     try:
-        yield found
+        yield helm_release
     finally:
-        found.running.end()
+        helm_release.running.end()
         for name in ("paceline", "paceline-crds"):
-            if name in found.helm("list", "-q").split():
-                found.helm("uninstall", name)
+            if name in helm_release.helm("list", "-q").split():
+                helm_release.helm("uninstall", name)
         # The tests after this one share the API server; a failure may leave an earlier definition.
         if plane.api.get(CRD)["spec"]["versions"] != definition()["spec"]["versions"]:
-            found.helm("install", "paceline-crds", str(CHARTS / "paceline-crds"), *TAKE_OVER)
-            found.helm("uninstall", "paceline-crds")
+            helm_release.helm("install", "paceline-crds", str(CHARTS / "paceline-crds"), *TAKE_OVER)
+            helm_release.helm("uninstall", "paceline-crds")
 
 
 @contextmanager
@@ -102,9 +102,9 @@ def training(release: Release, replicas: int = 3) -> Iterator[Fleet]:
 
 
 def uids(release: Release) -> dict[str, str]:
-    found = [*pods(release.plane, release.namespace)]
-    found += pods(release.plane, release.namespace, "coordinator")
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+    all_pods = [*pods(release.plane, release.namespace)]
+    all_pods += pods(release.plane, release.namespace, "coordinator")
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in all_pods}
 
 
 def replaced(release: Release, ready: str = "3/3") -> None:
@@ -123,9 +123,9 @@ def test_rbac_gangs_grants_the_right_to_pod_groups(release: Release, gangs: bool
     release.start()
     scheduling = {"provider": "Volcano", "gang": {}}
     submit(plane, namespace, "whole", scheduling=scheduling)
-    told = until(lambda: holds(job(plane, namespace, "whole"), "Degraded"), "Degraded", 20)
-    assert told["reason"] == "SchedulerUnavailable"
-    assert ("does not serve" if gangs else "rbac.gangs: true") in told["message"]
+    degraded = until(lambda: holds(job(plane, namespace, "whole"), "Degraded"), "Degraded", 20)
+    assert degraded["reason"] == "SchedulerUnavailable"
+    assert ("does not serve" if gangs else "rbac.gangs: true") in degraded["message"]
     submit(plane, namespace, elasticity={"disruptionBudget": True})
     until(lambda: job(plane, namespace).get("status", {}).get("disruptionBudget"), "a budget")
     change(plane, namespace, elasticity={"disruptionBudget": False})
@@ -359,13 +359,16 @@ def test_v1beta1_with_the_same_schema_needs_no_webhook(release: Release) -> None
             store_anew(plane, "v1alpha1")
             versions(plane, "v1alpha1")
             until(lambda: job_as(plane, namespace, "v1beta1") is None, "v1beta1 is gone")
-            until(lambda: "paceline.dev/v1beta1" not in told(plane), "nobody is told of v1beta1")
+            until(
+                lambda: "paceline.dev/v1beta1" not in api_versions(plane),
+                "nobody is told of v1beta1",
+            )
         assert job(plane, namespace)["metadata"]["uid"] == body["metadata"]["uid"]
         kept = {name: uid for name, uid in uids(release).items() if name in before}
         assert kept == {name: uid for name, uid in before.items() if name != "digits-1-1"}
 
 
-def told(plane: ControlPlane) -> str:
+def api_versions(plane: ControlPlane) -> str:
     """Return the server's API versions; this also removes old ones from kubectl's cache."""
     return kubectl(plane.kubeconfig, "api-versions")
 
@@ -384,8 +387,8 @@ def definition() -> dict[str, Any]:
 def versions(plane: ControlPlane, *names: str, stored: str = "v1alpha1") -> None:
     """Set the versions of the definition, all with the same schema."""
     (only,) = definition()["spec"]["versions"]
-    found = [only | {"name": name, "storage": name == stored} for name in names]
-    plane.api.patch(CRD, {"spec": {"versions": found, "conversion": {"strategy": "None"}}})
+    entries = [only | {"name": name, "storage": name == stored} for name in names]
+    plane.api.patch(CRD, {"spec": {"versions": entries, "conversion": {"strategy": "None"}}})
 
 
 def store_anew(plane: ControlPlane, version: str) -> None:
@@ -393,9 +396,9 @@ def store_anew(plane: ControlPlane, version: str) -> None:
     resource = f"trainingjobs.{version}.paceline.dev"
 
     def written() -> bool:
-        found = kubectl(plane.kubeconfig, "get", resource, "-A", "-o", "json")
+        jobs = kubectl(plane.kubeconfig, "get", resource, "-A", "-o", "json")
         try:
-            kubectl(plane.kubeconfig, "replace", "-f", "-", stdin=found)
+            kubectl(plane.kubeconfig, "replace", "-f", "-", stdin=jobs)
         except CommandError as error:
             # The operator has written the job in between. Or the server, which rebuilds its storage
             # when the definition changes, does not find what it has just listed.
@@ -448,9 +451,9 @@ def conform(location: str, text: str, *options: str) -> str:
 def test_manifests_conform_to_the_schemas_of_the_cluster(schema_location: str, file: str) -> None:
     """Kinds of other projects are left to test_foreign_kinds."""
     text = (ROOT / f"tests/operator/golden/{file}.yaml").read_text()
-    said = conform(schema_location, text, "-skip", ",".join(FOREIGN))
-    assert "Invalid: 0, Errors: 0" in said
-    assert "Valid: 0" not in said
+    output = conform(schema_location, text, "-skip", ",".join(FOREIGN))
+    assert "Invalid: 0, Errors: 0" in output
+    assert "Valid: 0" not in output
 
 
 def test_the_conformance_check_detects_a_wrong_field(schema_location: str) -> None:

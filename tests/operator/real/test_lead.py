@@ -41,27 +41,29 @@ def pair(
     plane: ControlPlane, namespace: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Pair]:
     """Run two operators as different users; `one` leads. The parameter is the Lease duration."""
-    found: Pair = {}
+    operators: Pair = {}
     lease_s = getattr(request, "param", LEASE_S)
     try:
         for name in ("one", "two"):
             log = tmp_path / f"{name}.log"
-            running = found[name] = Running(plane, namespace, log, user=f"operator-{name}")
+            running = operators[name] = Running(plane, namespace, log, user=f"operator-{name}")
             running.start(f"--lease-duration={lease_s}", identity=name)
             if name == "one":
                 until(lambda: holder(plane, namespace) == "one", "one leads")
-        until(lambda: "acting for" in found["one"].log.read_text(), "one acts")
-        until(lambda: "Initial authentication has finished" in found["two"].log.read_text(), "two")
-        yield found
+        until(lambda: "acting for" in operators["one"].log.read_text(), "one acts")
+        until(
+            lambda: "Initial authentication has finished" in operators["two"].log.read_text(), "two"
+        )
+        yield operators
     finally:
-        for running in found.values():
+        for running in operators.values():
             running.end()
 
 
 def writes_of(plane: ControlPlane, user: str, since_s: float) -> list[str]:
     """Return the writes of a user since a moment, except those to its Lease."""
     assert plane.audit_log is not None
-    found = []
+    writes = []
     for entry in entries(plane.audit_log):
         if entry["user"].get("username") != user or entry["verb"] not in WRITES:
             continue
@@ -69,8 +71,8 @@ def writes_of(plane: ControlPlane, user: str, since_s: float) -> list[str]:
         asked_s = datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
         if asked_s >= since_s and what["resource"] != "leases":
             code = entry["responseStatus"]["code"]
-            found.append(f"{entry['verb']} {what['resource']} {what.get('name')} {code}")
-    return found
+            writes.append(f"{entry['verb']} {what['resource']} {what.get('name')} {code}")
+    return writes
 
 
 def names(slots: Iterable[int], attempt: int = 1) -> list[str]:
@@ -88,8 +90,8 @@ def test_a_standby_takes_over_from_a_killed_leader(
         change(plane, namespace, replicas=4)
         until(lambda: len(living(plane, namespace)) == 4, "4 workers")
         # The status may or may not have recorded the start by then.
-        found = living(plane, namespace)
-        assert found in (names(range(4)), names((0, 1)) + names((2, 3), 2))
+        workers = living(plane, namespace)
+        assert workers in (names(range(4)), names((0, 1)) + names((2, 3), 2))
         until(lambda: (r := fleet.ring()) and r.replicas == 4, "it is told")
         assert len(pods(plane, namespace, "coordinator")) == 1
         assert fleet.wrong == []
@@ -129,8 +131,8 @@ def test_a_paused_leader_is_replaced_and_writes_nothing_when_it_wakes(
 
         # After a restart it stands by, and takes over when the other one stops.
         pair["one"].start(f"--lease-duration={LEASE_S}", identity="one")
-        said = pair["one"].log.read_text
-        until(lambda: said().count("Initial authentication has finished") == 2, "it is up")
+        read_log = pair["one"].log.read_text
+        until(lambda: read_log().count("Initial authentication has finished") == 2, "it is up")
         pair["two"].stop()
         until(lambda: holder(plane, namespace) == "one", "one leads again")
 

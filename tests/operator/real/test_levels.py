@@ -48,13 +48,13 @@ def test_operator_and_admission_agree_on_each_pod(
     """Pods that are invalid for other reasons are skipped: admission never sees them."""
     differ, compared = {}, 0
     for name, body in PODS.items():
-        said = admitted(plane, namespace, body)
-        if " 422 " in said or " 400 " in said:
+        message = admitted(plane, namespace, body)
+        if " 422 " in message or " 400 " in message:
             continue
         compared += 1
-        found = violations(body, level)
-        if ("violates PodSecurity" in said) != bool(found):
-            differ[name] = said, found
+        problems = violations(body, level)
+        if ("violates PodSecurity" in message) != bool(problems):
+            differ[name] = message, problems
     assert differ == {}
     assert compared >= 30
 
@@ -76,10 +76,10 @@ def test_each_way_to_say_the_user_is_admitted_at_the_level_that_it_fits(
             )
             for pod in pods:
                 pod["metadata"].pop("ownerReferences")
-                said = admitted(plane, namespace, pod)
+                message = admitted(plane, namespace, pod)
                 fits = not violations(pod, level)
-                if ("violates PodSecurity" in said) == fits or (fits and said):
-                    differ[name, level, pod["metadata"]["name"]] = said
+                if ("violates PodSecurity" in message) == fits or (fits and message):
+                    differ[name, level, pod["metadata"]["name"]] = message
     assert differ == {}
 
 

@@ -43,8 +43,8 @@ class Desk:
         secret = self.plane.api.create(secrets, {"metadata": {"name": name}})
         bound = {"apiVersion": "v1", "kind": "Secret", "name": name}
         bound["uid"] = secret["metadata"]["uid"]
-        found = self.plane.api.create(f"{self.account}/token", {"spec": {"boundObjectRef": bound}})
-        return found["status"]["token"], f"{secrets}/{name}"
+        answer = self.plane.api.create(f"{self.account}/token", {"spec": {"boundObjectRef": bound}})
+        return answer["status"]["token"], f"{secrets}/{name}"
 
     def close(self) -> None:
         bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -66,10 +66,10 @@ def operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Ru
 
 
 def kubeconfig(plane: ControlPlane, plugin: Plugin, folder: Path) -> Path:
-    found = yaml.safe_load(plane.kubeconfig_of("anybody").read_text())
-    found["users"][0]["user"] = plugin.user(interactiveMode="Never")
+    config = yaml.safe_load(plane.kubeconfig_of("anybody").read_text())
+    config["users"][0]["user"] = plugin.user(interactiveMode="Never")
     file = folder / "kubeconfig"
-    file.write_text(yaml.safe_dump(found))
+    file.write_text(yaml.safe_dump(config))
     return file
 
 
@@ -127,11 +127,11 @@ def test_a_wrong_token_gives_one_error_and_one_hint(
     operator.start(kubeconfig=kubeconfig(plane, plugin, tmp_path))
     assert operator.process is not None
     assert operator.process.wait(30) == 2
-    said = operator.log.read_text()
-    error, hint = said.splitlines()
+    log = operator.log.read_text()
+    error, hint = log.splitlines()
     assert error.startswith(f"error: the API server {plane.url} does not accept the login of")
     assert hint.startswith("hint: log in again")
-    assert "nobody" not in said
+    assert "nobody" not in log
     assert len(plugin.asked) <= 2
 
 

@@ -33,12 +33,12 @@ DRY_RUN = "?dryRun=All&fieldValidation=Strict"
 def answers_to(plane: ControlPlane, template: Template) -> list[str]:
     """Return the refusals of the job of a template, or else of its pod, by the API server."""
     job, _ = job_of(template)
-    said = refusals(plane, JOBS.format("default"), job)
+    messages = refusals(plane, JOBS.format("default"), job)
     pod, _, _ = pod_of(job)
-    if pod is not None and not said:
+    if pod is not None and not messages:
         del pod["metadata"]["ownerReferences"]
-        said = refusals(plane, "/api/v1/namespaces/default/pods", pod)
-    return said
+        messages = refusals(plane, "/api/v1/namespaces/default/pods", pod)
+    return messages
 
 
 def refusals(plane: ControlPlane, path: str, body: dict[str, Any]) -> list[str]:
@@ -59,15 +59,15 @@ def test_jobs_and_pods_of_the_templates_are_accepted_as_the_script_says(
     missed: set[str] = set()
     refused = 0
     for template in templates():
-        said = answers_to(plane, template)
+        messages = answers_to(plane, template)
         if tried(template).word == "refused":
-            assert all(line.startswith("TrainingJob: ") for line in said), said
-            refused += bool(said)
+            assert all(line.startswith("TrainingJob: ") for line in messages), messages
+            refused += bool(messages)
             continue
         assert tried(template).word == "carried", template.where
-        found = {words for words in MISSING for line in said if words in line}
-        assert len(found) == len(said), f"{template.where}: {said}"
-        missed |= found
+        matched = {words for words in MISSING for line in messages if words in line}
+        assert len(matched) == len(messages), f"{template.where}: {messages}"
+        missed |= matched
     assert missed == set(MISSING)
     assert refused >= 8
 

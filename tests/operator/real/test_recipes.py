@@ -47,8 +47,8 @@ class Shell:
 
     def types(self, line: str) -> tuple[int, str]:
         process = self.starts(line)
-        said, _ = process.communicate(timeout=WAIT_S)
-        return process.returncode, said
+        output, _ = process.communicate(timeout=WAIT_S)
+        return process.returncode, output
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def test_each_recipe_works_as_documented(
 ) -> None:
     with plane.fake_nodes(2), Fleet(plane, namespace) as fleet:
         submit(plane, namespace, replicas=4, elasticity={"disruptionBudget": True})
-        said = {}
+        outputs = {}
         for line in MEANWHILE:
-            code, said[line] = shell.types(line)
+            code, outputs[line] = shell.types(line)
             assert code == 0, line
-        of = {key: said[line] for key in ("-o wide", "range") for line in said if key in line}
+        of = {key: outputs[line] for key in ("-o wide", "range") for line in outputs if key in line}
         assert "STALLED" in of["-o wide"]
         assert "4 ranks in membership" in of["-o wide"]
         assert "Ready: 4 ranks in membership" in of["range"]
-        everything = said[MEANWHILE[-1]]
+        everything = outputs[MEANWHILE[-1]]
         for name in ("pod/digits-0-1", "pod/digits-coordinator-1", "secret/digits-", "disruption"):
             assert name in everything
         waits = shell.starts(END[0])
@@ -120,17 +120,17 @@ def test_owner_references_cover_everything_of_a_job(
         submit(plane, namespace, elasticity={"disruptionBudget": True})
         until(lambda: holds(job(plane, namespace), "Ready"), "Ready")
         uid = job(plane, namespace)["metadata"]["uid"]
-        found = {path: plane.api.items(path.format(namespace)) for path in (*OWNED, *SHARED)}
-        owned = {path: [o for o in objects if owner(o) == uid] for path, objects in found.items()}
+        by_path = {path: plane.api.items(path.format(namespace)) for path in (*OWNED, *SHARED)}
+        owned = {path: [o for o in objects if owner(o) == uid] for path, objects in by_path.items()}
         assert [len(owned[path]) for path in OWNED] == [3, 1, 1]
         assert [len(owned[path]) for path in SHARED] == [0, 0]
-        pods, secrets, budgets = (found[path] for path in OWNED)
+        pods, secrets, budgets = (by_path[path] for path in OWNED)
         assert len(pods) == 3
         assert [o["metadata"]["name"] for o in secrets if owner(o) != uid] == [
             "paceline-operator-key"
         ]
         assert len(budgets) == 1
-        names = {o["metadata"]["name"] for path in SHARED for o in found[path]}
+        names = {o["metadata"]["name"] for path in SHARED for o in by_path[path]}
         assert names == {"paceline-jobs", "kube-root-ca.crt"}
 
 

@@ -99,8 +99,8 @@ CASES: list[tuple[Refusing, str, tuple[str, ...], list[str]]] = [
 
 
 def degraded(plane: ControlPlane, namespace: str, reason: str) -> dict[str, Any] | None:
-    found = holds(job(plane, namespace), "Degraded")
-    return found if found is not None and found["reason"] == reason else None
+    condition = holds(job(plane, namespace), "Degraded")
+    return condition if condition is not None and condition["reason"] == reason else None
 
 
 @pytest.fixture

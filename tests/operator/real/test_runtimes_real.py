@@ -67,22 +67,22 @@ def ask(plane: ControlPlane, namespace: str, of: str, name: str = "digits", **sp
 def worker(plane: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
     """Wait for a worker's pod and return its container `trainer`."""
 
-    def found() -> dict[str, Any] | None:
+    def current() -> dict[str, Any] | None:
         named = [p for p in pods(plane, namespace) if p["metadata"]["name"] == name]
         return named[0]["spec"]["containers"][0] if named else None
 
-    container: dict[str, Any] = until(found, f"pod {name}")
+    container: dict[str, Any] = until(current, f"pod {name}")
     return container
 
 
 def degraded(plane: ControlPlane, namespace: str, reason: str, name: str = "digits") -> str:
     """Wait until a job is Degraded for this reason, and return the message."""
 
-    def found() -> str | None:
+    def message() -> str | None:
         condition = holds(job(plane, namespace, name), "Degraded")
         return condition["message"] if condition and condition["reason"] == reason else None
 
-    return str(until(found, f"Degraded for {reason}"))
+    return str(until(message, f"Degraded for {reason}"))
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_a_job_waits_for_a_runtime_that_is_missing_and_gets_no_pod_before(
         try:
             ref = {"name": namespace, "kind": "TrainingRuntime"}
             ask(plane, namespace, "", replicas=1, runtimeRef=ref)
-            told = degraded(plane, namespace, "RuntimeNotFound")
-            assert f"there is no TrainingRuntime {namespace} in namespace {namespace}" in told
-            assert "make it" in told
+            message = degraded(plane, namespace, "RuntimeNotFound")
+            assert f"there is no TrainingRuntime {namespace} in namespace {namespace}" in message
+            assert "make it" in message
             assert holds(job(plane, namespace), "Stalled")
             assert pods(plane, namespace) == pods(plane, namespace, "coordinator") == []
         finally:
@@ -218,9 +218,9 @@ def test_an_override_that_the_runtime_does_not_allow_makes_no_pod_until_it_is_al
         debug = {"name": "NCCL_DEBUG", "value": "TRACE"}
         own = trainer(command=["python3", "train.py"], image="mine:1", env=[debug])
         ask(plane, namespace, torch, replicas=1, template=own)
-        told = degraded(plane, namespace, "OverrideRefused")
-        assert "spec.template.spec.containers[trainer].env[NCCL_DEBUG]" in told
-        assert f"ClusterTrainingRuntime {torch}" in told
+        message = degraded(plane, namespace, "OverrideRefused")
+        assert "spec.template.spec.containers[trainer].env[NCCL_DEBUG]" in message
+        assert f"ClusterTrainingRuntime {torch}" in message
         assert pods(plane, namespace) == []
         may = ["template.spec.containers[trainer]"]
         plane.api.patch(f"{CLUSTER}/{torch}", {"spec": {"mayOverride": may}})
@@ -237,8 +237,8 @@ def test_a_runtime_tells_in_its_status_whether_jobs_are_valid_with_it(
         status = plane.api.get(f"{CLUSTER}/{torch}").get("status", {})
         if status.get("observedGeneration") != generation:
             return None
-        found: dict[str, Any] = status["conditions"][0]
-        return found
+        condition: dict[str, Any] = status["conditions"][0]
+        return condition
 
     good = until(lambda: ready(1), "a status")
     assert (good["status"], good["reason"]) == ("True", "RuntimeValid")
@@ -249,8 +249,8 @@ def test_a_runtime_tells_in_its_status_whether_jobs_are_valid_with_it(
     assert "spec.parallelism.model: 3 does not divide procsPerReplica" in bad["message"]
 
     ask(plane, namespace, torch, replicas=1)
-    told = degraded(plane, namespace, "SpecInvalid")
-    assert told.startswith(f"merged with ClusterTrainingRuntime {torch}: spec.parallelism.model")
+    message = degraded(plane, namespace, "SpecInvalid")
+    assert message.startswith(f"merged with ClusterTrainingRuntime {torch}: spec.parallelism.model")
     assert pods(plane, namespace) == []
 
 
@@ -275,7 +275,7 @@ def test_paceline_lists_runtimes_and_prints_one_for_a_laptop(
     rows = {(row.kind, row.name): row for row in jobs.runtimes()}
     assert ("ClusterTrainingRuntime", torch) in rows
     assert rows["TrainingRuntime", "team"].description == "For this team."
-    found = runtime_from_mapping(jobs.runtime(RuntimeKind.NAMESPACED, "team"))
-    assert problems_of(found) == []
+    parsed = runtime_from_mapping(jobs.runtime(RuntimeKind.NAMESPACED, "team"))
+    assert problems_of(parsed) == []
     with pytest.raises(NoSuchRuntimeError, match="no ClusterTrainingRuntime team in the cluster"):
         jobs.runtime(RuntimeKind.CLUSTER, "team")

@@ -23,8 +23,8 @@ def train(epochs: int) -> int:
 
 
 def config_maps(plane: ControlPlane, namespace: str) -> list[str]:
-    found = plane.api.items(f"/api/v1/namespaces/{namespace}/configmaps")
-    return [one["metadata"]["name"] for one in found if "-function-" in one["metadata"]["name"]]
+    maps = plane.api.items(f"/api/v1/namespaces/{namespace}/configmaps")
+    return [one["metadata"]["name"] for one in maps if "-function-" in one["metadata"]["name"]]
 
 
 def client_of(plane: ControlPlane, namespace: str, user: str, *groups: str) -> JobClient:

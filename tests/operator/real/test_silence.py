@@ -24,8 +24,8 @@ and a longer silence ends a watch."""
 
 @pytest.fixture
 def proxy(plane: ControlPlane) -> Iterator[Proxy]:
-    with Proxy(plane.url) as found:
-        yield found
+    with Proxy(plane.url) as local_proxy:
+        yield local_proxy
 
 
 @pytest.fixture

@@ -50,9 +50,9 @@ def refusal(plane: ControlPlane, body: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_spec_is_refused_with_field_and_remedy(plane: ControlPlane, name: str) -> None:
     bad = BAD[name]
-    told = refusal(plane, yaml.safe_load(bad.text))
-    assert any(field in told for field in fields_of(bad)), told
-    assert any(words in told for words in (*WAY_OUT, *ABOUT_THE_FIELD)), told
+    message = refusal(plane, yaml.safe_load(bad.text))
+    assert any(field in message for field in fields_of(bad)), message
+    assert any(words in message for words in (*WAY_OUT, *ABOUT_THE_FIELD)), message
 
 
 def fields_of(bad: Bad) -> Iterator[str]:
@@ -71,8 +71,8 @@ def test_refusals_match_the_golden_file(plane: ControlPlane) -> None:
     """To accept a change, delete the file, run again and read the difference."""
     lines = ["# What the API server says to each entry of testing/bad_specs.py"]
     for name, bad in BAD.items():
-        told = NOISE.sub("", refusal(plane, yaml.safe_load(bad.text))).strip("[]")
-        lines += ["", name, f"  {told[:400]}"]
+        message = NOISE.sub("", refusal(plane, yaml.safe_load(bad.text))).strip("[]")
+        lines += ["", name, f"  {message[:400]}"]
     text = "\n".join(lines) + "\n"
     if not GOLDEN.exists():
         GOLDEN.write_text(text)
@@ -83,19 +83,19 @@ def test_refusals_match_the_golden_file(plane: ControlPlane) -> None:
 def documents() -> list[tuple[str, str]]:
     """Return (location, text) of every Paceline object that a reader could copy."""
     files = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("docs/**/*.yaml")])
-    found = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]
+    entries = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in files]
     texts = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "README.md"]
     for path in sorted(texts):
         name = path.relative_to(ROOT).as_posix()
         blocks = re.findall(r"^```ya?ml\n(.*?)^```", path.read_text(), re.M | re.S)
-        found += [(f"{name}[{number}]", block) for number, block in enumerate(blocks)]
-    return [(where, text) for where, text in found if KIND.search(text)]
+        entries += [(f"{name}[{number}]", block) for number, block in enumerate(blocks)]
+    return [(where, text) for where, text in entries if KIND.search(text)]
 
 
 @pytest.mark.parametrize(("where", "text"), documents(), ids=[where for where, _ in documents()])
 def test_every_documented_manifest_is_accepted(plane: ControlPlane, where: str, text: str) -> None:
-    said = kubectl(plane.kubeconfig, "apply", "--dry-run=server", "-f", "-", stdin=text)
-    assert "created (server dry run)" in said
+    output = kubectl(plane.kubeconfig, "apply", "--dry-run=server", "-f", "-", stdin=text)
+    assert "created (server dry run)" in output
 
 
 def test_the_documentation_has_manifests() -> None:
@@ -103,8 +103,8 @@ def test_the_documentation_has_manifests() -> None:
 
 
 def test_the_definition_fits_a_client_side_apply(plane: ControlPlane) -> None:
-    said = kubectl(plane.kubeconfig, "apply", "-f", str(CRD))
-    assert re.search(r"trainingjobs\.paceline\.dev (created|configured|unchanged)", said)
+    output = kubectl(plane.kubeconfig, "apply", "-f", str(CRD))
+    assert re.search(r"trainingjobs\.paceline\.dev (created|configured|unchanged)", output)
 
 
 def job(**spec: Any) -> dict[str, Any]:

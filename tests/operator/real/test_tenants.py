@@ -167,9 +167,9 @@ def test_jobs_that_violate_the_tenant_policy_are_refused(
     plane: ControlPlane, tenant: str, name: str
 ) -> None:
     body, words = REFUSED[name]
-    said = refusal(plane, tenant, body)
-    assert "ValidatingAdmissionPolicy" in said, said
-    assert words in said
+    message = refusal(plane, tenant, body)
+    assert "ValidatingAdmissionPolicy" in message, message
+    assert words in message
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -198,8 +198,8 @@ def test_the_policy_passes_the_type_check_of_the_api_server(
         status = policy.get("status", {})
         return bool(status.get("observedGeneration") == policy["metadata"]["generation"])
 
-    found = plane.api.wait(path, checked, 60.0, "checked")
-    assert not found["status"].get("typeChecking", {}).get("expressionWarnings")
+    stored = plane.api.wait(path, checked, 60.0, "checked")
+    assert not stored["status"].get("typeChecking", {}).get("expressionWarnings")
 
 
 def test_an_older_job_can_be_suspended_scaled_and_deleted(

@@ -192,9 +192,9 @@ def test_a_quota_counts_only_pods_in_its_scope_and_what_others_use(
     path = set_quotas(plane, namespace, hard)
 
     def short() -> dict[str, str]:
-        found = checked(plane, namespace, replicas=2, template=workers()).wrong
-        told = (each.message.partition("exceeded quota: ")[2] for each in found)
-        return dict(each.split(", ", 1) for each in told)
+        findings = checked(plane, namespace, replicas=2, template=workers()).wrong
+        messages = (each.message.partition("exceeded quota: ")[2] for each in findings)
+        return dict(each.split(", ", 1) for each in messages)
 
     matching = {"not-best-effort", "not-ending", "not-high", "no-priority"}
     assert set(short()) == matching
@@ -278,8 +278,8 @@ def test_a_pod_takes_what_the_quota_controller_counts(plane: ControlPlane, names
                 total[resource] += value
 
     def counted() -> dict[str, str] | None:
-        found: dict[str, str] = plane.api.get(f"{path}/all")["status"]["used"]
-        return found if found["pods"] == str(len(pods)) else None
+        counts: dict[str, str] = plane.api.get(f"{path}/all")["status"]["used"]
+        return counts if counts["pods"] == str(len(pods)) else None
 
     used = until(counted, "all pods count")
     assert {name: amount(used[name]) for name in names} == total

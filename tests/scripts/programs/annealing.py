@@ -27,7 +27,7 @@ class Gate(nn.Module):
     def forward(self, x):
         if self.training:
             Gate.passes += 1
-            self.temperature = max(self.temperature * 0.95, 0.5)
+            self.temperature = max(self.temperature * 0.95, 0.1)
         return x * torch.softmax(self.choice(x) / self.temperature, dim=-1)
 
 
@@ -91,8 +91,12 @@ def main(args):
             total += loss.detach()
             batches += 1
         print(f"rank {rank} epoch {epoch} loss {exact((total / batches).item())}")
-    carried = f"{number} {noisy.calls} {Gate.passes} {exact(beta)}"
-    print(f"rank {rank} carried {carried} {exact(model.module[0].temperature)}")
+    gate = model.module[0]
+    carried = f"{number} {noisy.calls} {Gate.passes} {exact(beta)} {exact(gate.temperature)}"
+    print(f"rank {rank} carried {carried}")
+    of_all = [""] * dist.get_world_size()
+    dist.all_gather_object(of_all, carried)
+    assert len(set(of_all)) == 1, of_all
     if rank == 0:
         torch.save(model.module.state_dict(), os.path.join(args.out, "weights.pt"))
     print(f"rank {rank} weights {digest(model)}")

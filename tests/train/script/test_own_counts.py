@@ -152,11 +152,22 @@ def schedule() -> Iterator[float]:
         temperature *= 0.5
 
 
+class Gate(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 8.0
+
+    def forward(self) -> float:
+        self.temperature *= 0.5
+        return self.temperature
+
+
 def evolve(batches: int, donor: Counts | None = None) -> Any:
     """Carry numbers from batch to batch; return them, or take a donor's and go on by one batch."""
     Warmup.steps = 0
     warmup, step, numbers = Warmup(), closure(), itertools.count(5)
     total, mean, weight = torch.zeros(()), np.float32(0), 1.0
+    gates = torch.nn.Sequential(torch.nn.Linear(1, 1), Gate())
     temperatures, values = schedule(), iter(range(3, 30))
     step.done = 0  # type: ignore[attr-defined]
 
@@ -167,7 +178,8 @@ def evolve(batches: int, donor: Counts | None = None) -> Any:
         weight = min(4.0, weight * 1.5)
         step.done += 1  # type: ignore[attr-defined]
         carried = [step(), step.done, Warmup.steps, total.item(), mean.item()]  # type: ignore[attr-defined]
-        return [*carried, weight, warmup.step(), next(numbers), next(temperatures), next(values)]
+        temperature = next(temperatures) * gates[1]()
+        return [*carried, weight, warmup.step(), next(numbers), temperature, next(values)]
 
     for _ in range(batches):
         batch()
@@ -182,7 +194,7 @@ def evolve(batches: int, donor: Counts | None = None) -> Any:
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_all_numbers_that_a_script_carries_go_on_as_those_of_the_donor(batches: int) -> None:
     ahead = evolve(5, evolve(5))
-    assert ahead == [6, 6, 5, 12.0, 9.0, 4.0, 5.0, 10, 0.5**5, 8]
+    assert ahead == [6, 6, 5, 12.0, 9.0, 4.0, 5.0, 10, 0.5**5 * 0.125, 8]
     assert evolve(batches, evolve(5)) == ahead
 
 
@@ -263,7 +275,7 @@ def test_an_iterator_that_is_over_is_left_as_it_is() -> None:
 
 class Reader(IterableDataset[int]):
     def __init__(self) -> None:
-        self.at = 0
+        self.at, self.difficulty = 0, 0
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(3):
@@ -271,18 +283,19 @@ class Reader(IterableDataset[int]):
             yield self.at
 
 
-def test_a_dataset_keeps_its_own_numbers() -> None:
-    def counts_of(dataset: Reader, donor: Counts | None = None) -> Counts:
-        counts = OwnCounts()
-        counts.begin(reach())
-        if donor is not None:
-            counts.take(donor)
+def read_after(samples: int, donor: Counts | None = None) -> Any:
+    reader, counts = Reader(), OwnCounts()
+    for _ in itertools.islice(reader, samples):
+        reader.difficulty += 1
+    counts.begin(reach())
+    if donor is None:
         return counts.read()
+    counts.take(donor)
+    return reader.at, reader.difficulty
 
-    reader, other = Reader(), Reader()
-    list(reader)
-    counts_of(other, counts_of(reader))
-    assert other.at == 0
+
+def test_a_dataset_keeps_what_it_counts_by_itself() -> None:
+    assert read_after(1, read_after(3)) == (1, 3)
 
 
 def test_between_passes_only_settled_sums_are_taken() -> None:

@@ -39,8 +39,10 @@ class Counting:
 
     names: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
+    of_self: set[str] = field(default_factory=set)
+    """Those of these attributes that a method changes in its own object."""
     of_others: set[str] = field(default_factory=set)
-    """Those of these attributes that are not `self`'s, so perhaps a namespace's."""
+    """Those that something else changes, so perhaps in a namespace."""
     keys: set[str] = field(default_factory=set)
     sums: set[str] = field(default_factory=set)
     """Those of all these into which other values go, as in `total += loss`: on each rank its own.
@@ -79,8 +81,7 @@ def counting_in(filename: str) -> Counting:
                     counting.names.add(word)
                 case ast.Attribute(value=holder):
                     counting.attributes.add(word)
-                    if _word(holder) != "self":
-                        counting.of_others.add(word)
+                    (counting.of_self if _word(holder) == "self" else counting.of_others).add(word)
                 case ast.Subscript(slice=ast.Constant(value=str())):
                     counting.keys.add(word)
                 case _:

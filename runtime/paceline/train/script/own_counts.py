@@ -23,7 +23,8 @@ import weakref
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from inspect import CO_OPTIMIZED, GEN_CREATED, getgeneratorstate
 from types import (
     CellType,
@@ -57,7 +58,7 @@ CONTAINERS: Final = (dict, Namespace, SimpleNamespace)
 SEQUENCES: Final[tuple[type, ...]] = (type(iter([])), type(iter(())), type(iter(range(0))))
 """Iterators that know their place."""
 READING: Final = (Dataset, Sampler)
-"""Classes whose objects count what is read: a rank that joins has read as much by itself."""
+"""Classes whose objects count by themselves what is read: a rank that joins has read as much."""
 FRAME: Final = "function "
 LINE: Final = "line"
 """Key of the line at which a generator waits, among the numbers of its loops."""
@@ -151,18 +152,30 @@ class OwnCounts:
                 continue
             if module.__name__ != "__main__":  # whose body is a running function
                 modules[module.__name__] = module
-            counting = counting_in(module.__file__ or "")
-            if not isinstance(each.value, (*READING, ModuleType)):
-                self._own(each.path, each.value, counting)
+            if not isinstance(each.value, ModuleType):
+                self._own(each.path, each.value, module)
+        for each in reached.values():
+            if isinstance(each.value, torch.nn.Module):
+                for name, part in each.value.named_modules():
+                    if name and (module := _module_of(part)) is not None:
+                        self._own(f"{each.path}.{name}", part, module)
         for name, module in modules.items():
-            self._own(f"module {name}", module, counting_in(module.__file__ or ""))
+            self._own(f"module {name}", module, module)
 
-    def _own(self, path: str, value: Any, counting: Counting) -> None:
-        if isinstance(value, FunctionType | type | ModuleType):
-            may_count = any(_counts(place) for place in _places_of(path, value, counting))
-        else:  # its attributes may come later
-            may_count = bool(counting.attributes or counting.keys or counting.iterators)
-        if may_count:
+    def _own(self, path: str, value: Any, module: ModuleType) -> None:
+        counting = counting_in(module.__file__ or "")
+        if not isinstance(value, FunctionType | type | ModuleType):
+            kind: object = type(value)  # as a key of the cache
+            attributes, used = attributes_of(value), _used_by(kind)
+            names = {each for each in counting.attributes if each in used or each in attributes}
+            if isinstance(value, READING):
+                names &= counting.of_others - counting.of_self
+                counting = replace(counting, keys=set(), of_others=set(), iterators=set())
+            counting = replace(counting, attributes=names, iterators=counting.iterators & used)
+            may_count = bool(names or counting.iterators)  # they may come later
+        else:
+            may_count = False
+        if may_count or any(_counts(place) for place in _places_of(path, value, counting)):
             with suppress(TypeError):  # an object without weak references
                 self._owners.append((path, weakref.ref(value), counting))
 
@@ -264,6 +277,15 @@ def settled(counts: Counts, before: Counts, after: Counts) -> Counts:
 # ---- places --------------------------------------------------------------------------------------
 
 
+@cache
+def _used_by(kind: type) -> frozenset[str]:
+    """Return the names that the methods of a class use, and of those above it in the script."""
+    bases = [base for base in kind.__mro__ if _module_of(base) is not None]
+    functions = [each for base in bases for each in vars(base).values()]
+    codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
+    return frozenset(name for code in codes for name in code.co_names)
+
+
 def _module_of(value: Any) -> ModuleType | None:
     """Return the module of the script that an object, its class or a function comes from."""
     if isinstance(value, ModuleType):
@@ -346,8 +368,9 @@ def _at(frame: FrameType, loops: list[tuple[str, int, int]]) -> list[str]:
 def _is_number(value: Any) -> bool:
     if type(value) in NUMBERS:
         return True
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not value.is_complex()
+    if isinstance(value, torch.Tensor):  # but a parameter belongs to an optimizer
+        is_parameter = value.is_leaf and value.requires_grad
+        return value.numel() == 1 and not value.is_complex() and not is_parameter
     return isinstance(value, np.number) and not isinstance(value, np.complexfloating)
 
 

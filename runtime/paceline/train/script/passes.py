@@ -623,9 +623,8 @@ class Batches(Iterator[Any]):
         self._behind = 0
         """Batches that the script is not given, and that its loop has not counted."""
 
-    @property
-    def inner(self) -> Iterator[Any]:
-        """The loader's own iterator. A rank that joins begins it when it is first used."""
+    def _begun(self) -> Iterator[Any]:
+        """Return the loader's own iterator. A rank that joins begins it when it is first used."""
         if self._inner is None:
             self._inner = self._passes.enter(self._loader, self._iteration)
             self._behind = self._iteration.uncounted if self._iteration.is_behind else 0
@@ -638,7 +637,7 @@ class Batches(Iterator[Any]):
             return None
         if self._iteration.is_abandoned:
             raise StopIteration
-        inner = self.inner
+        inner = self._begun()
         if self._behind:
             self._move_counts(sys._getframe(1))  # noqa: SLF001
         try:
@@ -690,11 +689,11 @@ class Batches(Iterator[Any]):
         )
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        return getattr(self._begun(), name)
 
     def __len__(self) -> int:
         """Return the number of batches of the loader."""
-        return len(self.inner)  # type: ignore[arg-type]
+        return len(self._begun())  # type: ignore[arg-type]
 
     def __del__(self) -> None:
         """End the pass when the script leaves its loop, unless it holds batches."""

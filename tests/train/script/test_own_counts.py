@@ -258,6 +258,23 @@ def test_a_generator_that_waits_at_another_line_is_reported() -> None:
         counts_after(2, donor)
 
 
+def counted_from(step: int) -> Iterator[int]:
+    while True:
+        yield step
+        step += 1
+
+
+def test_a_generator_that_has_begun_on_no_rank_is_left_as_it_is() -> None:
+    def first_value(donor: Counts | None = None) -> Any:
+        numbers, counts = counted_from(4), OwnCounts()
+        if donor is None:
+            return counts.read()
+        counts.take(donor)
+        return next(numbers)
+
+    assert first_value(first_value()) == 4
+
+
 def test_an_iterator_that_is_over_is_left_as_it_is() -> None:
     def counts_after(values: Iterator[int], donor: Counts | None = None) -> Counts:
         next(values, None)

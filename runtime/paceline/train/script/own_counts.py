@@ -435,7 +435,7 @@ def _take(place: NumberHolder, numbers: Mapping[str, Number], loops: Mapping[str
 def _move(place: NumberHolder, generator: GeneratorType[Any, Any, Any], line: int) -> None:
     """Bring a generator to the line at which that of another rank waits, if it has not begun."""
     frame: FrameType = place.owner
-    if getgeneratorstate(generator) == GEN_CREATED:
+    if frame.f_lineno != line and getgeneratorstate(generator) == GEN_CREATED:
         next(generator, None)
     if generator.gi_frame is None or frame.f_lineno != line:
         raise LeftBehindError(

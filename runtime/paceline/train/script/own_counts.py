@@ -146,24 +146,25 @@ class OwnCounts:
     def begin(self, reached: Mapping[int, Reached]) -> None:
         """Find the objects that count, when training begins and where this rank joins."""
         self._owners = []
+        objects = {key: (each.path, each.value) for key, each in reached.items()}
+        for path, value in list(objects.values()):
+            if isinstance(value, torch.nn.Module):
+                for name, part in value.named_modules():
+                    objects.setdefault(id(part), (f"{path}.{name}", part))
         modules: dict[str, ModuleType] = {}
-        for each in reached.values():
-            if (module := _module_of(each.value)) is None:
+        for path, value in objects.values():
+            if (module := _module_of(value)) is None:
                 continue
             if module.__name__ != "__main__":  # whose body is a running function
                 modules[module.__name__] = module
-            if not isinstance(each.value, ModuleType):
-                self._own(each.path, each.value, module)
-        for each in reached.values():
-            if isinstance(each.value, torch.nn.Module):
-                for name, part in each.value.named_modules():
-                    if name and (module := _module_of(part)) is not None:
-                        self._own(f"{each.path}.{name}", part, module)
+            if not isinstance(value, ModuleType):
+                self._own(path, value, module)
         for name, module in modules.items():
             self._own(f"module {name}", module, module)
 
     def _own(self, path: str, value: Any, module: ModuleType) -> None:
         counting = counting_in(module.__file__ or "")
+        may_count = False
         if not isinstance(value, FunctionType | type | ModuleType):
             kind: object = type(value)  # as a key of the cache
             attributes, used = attributes_of(value), _used_by(kind)
@@ -173,8 +174,6 @@ class OwnCounts:
                 counting = replace(counting, keys=set(), of_others=set(), iterators=set())
             counting = replace(counting, attributes=names, iterators=counting.iterators & used)
             may_count = bool(names or counting.iterators)  # they may come later
-        else:
-            may_count = False
         if may_count or any(_counts(place) for place in _places_of(path, value, counting)):
             with suppress(TypeError):  # an object without weak references
                 self._owners.append((path, weakref.ref(value), counting))

@@ -61,10 +61,18 @@ def forked_paceline(folder: Path, *words: str, **env: str) -> tuple[int, str]:
     return end_of(ForkedCall(words, folder, os.environ | env))
 
 
-def end_of(call: ForkedCall) -> tuple[int, str]:
-    """Wait for a call and return its exit code and output; no process of it may be left."""
+def end_of(call: ForkedCall, limit_s: float = LIMIT_S) -> tuple[int, str]:
+    """Wait for a call and return its exit code and output; no process of it may be left.
+
+    Args:
+        call: The call.
+        limit_s: Upper bound of its duration, in seconds.
+
+    Returns:
+        Exit code and output.
+    """
     try:
-        output, _ = call.communicate(timeout=LIMIT_S)
+        output, _ = call.communicate(timeout=limit_s)
         assert call.left_over() == []
     finally:
         call.close()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testing.processes.runs import forked_paceline
+from testing.processes.forked_call import ForkedCall
+from testing.processes.runs import end_of, forked_paceline
 
 pytestmark = pytest.mark.processes
 
@@ -170,10 +172,14 @@ def test_a_working_dir_of_the_image_is_reported_as_missing_on_this_machine(job: 
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(660)
 def test_plan_measures_replica_groups_and_single_ranks(tmp_path: Path) -> None:
+    """Four jobs run one after another, which takes 90 seconds alone."""
     for name in ("job.yaml", "train.py"):
         shutil.copy(ROOT / "examples" / "tensor-parallel" / name, tmp_path)
-    output = call(tmp_path, "plan", "job.yaml", "--measure", "--ranks", "2,4", "-o", "json")
+    words = ("plan", "job.yaml", "--measure", "--ranks", "2,4", "-o", "json")
+    code, output = end_of(ForkedCall(words, tmp_path, os.environ | own(tmp_path)), limit_s=600)
+    assert code == 0, output
     result = json.loads(output.splitlines()[-1])
     settings = [(s["members"], s["model"]) for s in (one["setting"] for one in result["compared"])]
     assert settings == [(1, 2), (2, 2), (1, 1), (2, 1)]
@@ -183,5 +189,5 @@ def test_plan_measures_replica_groups_and_single_ranks(tmp_path: Path) -> None:
     assert contest["model"] == 2
     assert contest["speedup"] > 0
     assert [each["groups"] for each in contest["needed"]] == [1, 4, 16]
-    (own,) = [line["forecast"]["setting"] for line in result["lines"] if line["own"]]
-    assert (own["members"], own["model"]) == (2, 2)
+    (present,) = [line["forecast"]["setting"] for line in result["lines"] if line["own"]]
+    assert (present["members"], present["model"]) == (2, 2)

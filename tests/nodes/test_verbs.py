@@ -45,8 +45,8 @@ def kubeconfig_of(platform: Platform, job: Job, user: str, role: str) -> Path:
 
 def terminal_of(kubeconfig: Path) -> Terminal:
     folder = kubeconfig.parent
-    own = {"XDG_RUNTIME_DIR": str(folder), "HOME": str(folder), "KUBECONFIG": str(kubeconfig)}
-    return Terminal(folder, os.environ | own)
+    own = {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": "", "HOME": str(folder)}
+    return Terminal(folder, os.environ | own | {"KUBECONFIG": str(kubeconfig)})
 
 
 class OnNodes(conformance.Place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -56,8 +57,18 @@ def pair(
         )
         yield operators
     finally:
-        for running in operators.values():
+        for name, running in operators.items():
             running.end()
+            lines = running.log.read_text().splitlines()[-40:]
+            sys.stdout.write("\n".join([f"---- log of {name}", *lines, ""]))
+
+
+def keep_running(running: Running, name: str) -> None:
+    """Start an operator again that has lost its lead, as the kubelet does."""
+    assert running.process is not None
+    if (code := running.process.poll()) is not None:
+        assert code == 3
+        running.start(f"--lease-duration={LEASE_S}", identity=name)
 
 
 def writes_of(plane: ControlPlane, user: str, since_s: float) -> list[str]:
@@ -148,7 +159,12 @@ def test_a_leader_paused_during_its_writes_duplicates_nothing(
         pair["one"].send(signal.SIGSTOP)
         made = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(plane, namespace)}
         assert len(made) < count, "too late to be in the middle"
-        until(lambda: len(living(plane, namespace)) == count, "all workers", 240)
+
+        def all_workers() -> bool:
+            keep_running(pair["two"], "two")
+            return len(living(plane, namespace)) == count
+
+        until(all_workers, "all workers", 240)
         pair["one"].send(signal.SIGCONT)
         process = pair["one"].process
         assert process is not None

@@ -507,10 +507,10 @@ class Watched(Numbers):
     def __init__(self, session: LoneSession) -> None:
         super().__init__()
         self.session = session
-        self.seen: list[tuple[int, DealtBatch | None]] = []
+        self.reads: list[tuple[int, DealtBatch | None]] = []
 
     def __getitem__(self, index: int) -> int:
-        self.seen.append((index, self.session.working_on))
+        self.reads.append((index, self.session.working_on))
         return index
 
 
@@ -531,8 +531,8 @@ def test_a_rank_records_the_batch_before_it_loads_its_samples(accumulate: int) -
             job.backward(numbers)
             job.step(numbers.tolist())
         assert session.working_on is None, "what stands behind the loop is of no batch"
-    assert len(data.seen) == 2 * SAMPLES
-    for index, batch in data.seen:
+    assert len(data.reads) == 2 * SAMPLES
+    for index, batch in data.reads:
         assert batch is not None
         assert index in batches_of(session.plan, batch.lease)[batch.part]
 

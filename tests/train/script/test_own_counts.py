@@ -38,8 +38,8 @@ def search(counts: OwnCounts, losses: list[float], donor: Counts | None = None) 
         patience.see(loss)
     counts.begin(reach())
     if donor is None:
-        return json.loads(json.dumps(counts.read()))
-    counts.take(donor)
+        return json.loads(json.dumps(counts.read().numbers))
+    counts.take(donor, {})
     return best, state["best"], patience.best
 
 
@@ -62,19 +62,19 @@ class Schedule:
 def train(counts: OwnCounts, steps: int, donor: Counts | None = None) -> Any:
     """Make steps; then return the counts, or take those of a donor and return what they are."""
     schedule, state, step, rank = Schedule(), {"seen": 0, "slot": steps}, 0, steps
-    args, found = Namespace(updates=0, slot=steps), Counter[str]()
+    args, entries = Namespace(updates=0, slot=steps), Counter[str]()
     while step < steps:
         schedule.step()
         state["seen"] += 1
         args.updates += 1
-        found["seen"] += 1
+        entries["seen"] += 1
         step += 1
     counts.begin(reach())
     if donor is None:
-        return counts.read()
-    counts.take(donor)
+        return counts.read().numbers
+    counts.take(donor, {})
     of_schedule = schedule.updates, schedule.state.updates, schedule.log["seen"]
-    return step, of_schedule, state, vars(args), found["seen"], rank
+    return step, of_schedule, state, vars(args), entries["seen"], rank
 
 
 def test_variables_attributes_and_entries_become_those_of_the_donor() -> None:
@@ -96,9 +96,9 @@ def in_a_loop(at: int, donor: Counts | None = None) -> Counts:
     counts = OwnCounts()
     for step in range(10):
         if step == at and donor is None:
-            return counts.read()
+            return counts.read().numbers
         if step == at and donor is not None:
-            counts.take(donor)
+            counts.take(donor, {})
     return []
 
 
@@ -114,8 +114,8 @@ def in_a_shared_loop(rank: int, donor: Counts | None = None) -> Counts:
     counts = OwnCounts()
     for _sample in range(rank, 10, 2):
         if donor is None:
-            return counts.read()
-        counts.take(donor)
+            return counts.read().numbers
+        counts.take(donor, {})
     return []
 
 
@@ -186,8 +186,8 @@ def evolve(batches: int, donor: Counts | None = None) -> Any:
     counts = OwnCounts()
     counts.begin(reach())
     if donor is None:
-        return json.loads(json.dumps(plain(counts.read())))
-    counts.take(donor)
+        return json.loads(json.dumps(plain(counts.read().numbers)))
+    counts.take(donor, {})
     return batch()
 
 
@@ -209,9 +209,9 @@ def test_the_globals_of_a_module_beside_the_script_are_carried(
     for _ in range(3):
         advance()
     counts.begin(reach())
-    donor = counts.read()
+    donor = counts.read().numbers
     module.step = 1
-    counts.take(donor)
+    counts.take(donor, {})
     assert advance() == 4
 
 
@@ -226,8 +226,8 @@ def test_a_generator_that_is_elsewhere_in_its_range_is_reported() -> None:
         for _ in range(steps):
             next(numbers)
         if donor is not None:
-            counts.take(donor)
-        return counts.read()
+            counts.take(donor, {})
+        return counts.read().numbers
 
     donor = counts_after(4)
     counts_after(4, donor)
@@ -249,8 +249,8 @@ def test_a_generator_that_waits_at_another_line_is_reported() -> None:
         for _ in range(steps):
             next(numbers)
         if donor is not None:
-            counts.take(donor)
-        return counts.read()
+            counts.take(donor, {})
+        return counts.read().numbers
 
     donor = counts_after(3)
     assert counts_after(1, donor) == counts_after(0, donor) == donor
@@ -268,8 +268,8 @@ def test_a_generator_that_has_begun_on_no_rank_is_left_as_it_is() -> None:
     def first_value(donor: Counts | None = None) -> Any:
         numbers, counts = counted_from(4), OwnCounts()
         if donor is None:
-            return counts.read()
-        counts.take(donor)
+            return counts.read().numbers
+        counts.take(donor, {})
         return next(numbers)
 
     assert first_value(first_value()) == 4
@@ -280,8 +280,8 @@ def test_an_iterator_that_is_over_is_left_as_it_is() -> None:
         next(values, None)
         counts = OwnCounts()
         if donor is not None:
-            counts.take(donor)
-        return counts.read()
+            counts.take(donor, {})
+        return counts.read().numbers
 
     over, fresh = iter([0]), iter([0, 1])
     list(over)
@@ -306,8 +306,8 @@ def read_after(samples: int, donor: Counts | None = None) -> Any:
         reader.difficulty += 1
     counts.begin(reach())
     if donor is None:
-        return counts.read()
-    counts.take(donor)
+        return counts.read().numbers
+    counts.take(donor, {})
     return reader.at, reader.difficulty
 
 

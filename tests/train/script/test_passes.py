@@ -55,7 +55,7 @@ class Script:
         """Make a synchronizing backward pass, and a step; return the operation that it is."""
         if self.passes.before_backward() and self.passes.cursors.get(0):
             self.sent.append(self.passes.cursors[0])
-            self.counts.append(self.passes.read_own_counts())
+            self.counts.append(self.passes.read_own()[0])
         made = self.here
         self.path.made()
         self.passes.after_backward()
@@ -172,11 +172,11 @@ def ahead(data: Loader, held: int = 1) -> Iterator[Any]:
 
 def accelerated(data: Loader) -> Iterator[Any]:
     """Give the batches of a loader as accelerate does."""
-    found = iter(data)
-    present = next(found)
+    batches = iter(data)
+    present = next(batches)
     while True:
         try:
-            following = next(found)
+            following = next(batches)
         except StopIteration:
             yield present
             break

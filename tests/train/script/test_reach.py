@@ -107,3 +107,16 @@ def test_a_dict_that_computes_its_items_is_not_asked() -> None:
     lazy = Lazy(a=Thing())
     assert any(each.path.endswith("lazy['a']") for each in reach().values())
     assert lazy
+
+
+def test_an_object_has_its_path_from_the_outermost_function() -> None:
+    """A rank that joins is not in the inner function, which has a shorter name for the object."""
+    trainer = Thing(Thing())
+
+    def step() -> str:
+        part = trainer.part
+        return path_to(part)
+
+    paths = [path_to(trainer.part), step()]
+    assert paths == [paths[0]] * 2
+    assert paths[0].endswith(": trainer.part")

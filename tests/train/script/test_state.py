@@ -70,7 +70,7 @@ class Process:
             cursors={},
             steps=0,
             step_at=BEFORE,
-            read_own_counts=list,
+            read_own=lambda: ([], {}),
             read_held=int,
             counts=OwnCounts(),
         )
@@ -315,6 +315,37 @@ def test_averages_in_a_dict_go_on_with_their_count_but_not_the_number_of_the_ran
     joiner.states.load(received)
     assert same(shadow.shadow, kept)
     assert (shadow.updates, shadow.rank) == (1, 1)
+
+
+def trained_alone(process: Process, steps: int) -> tuple[torch.Tensor, Optimizer, nn.Module, Any]:
+    """Train a tensor and a module beside the model, each by an optimizer of its own."""
+    temperature, head = torch.ones(2, requires_grad=True), nn.Linear(2, 1)
+    first, second = Adam([temperature], lr=0.1), SGD(head.parameters(), lr=0.1, momentum=0.9)
+    inputs = torch.ones(2, requires_grad=True)
+    begun(process)
+    for _ in range(steps):
+        inputs = torch.ones(2, requires_grad=True)
+        head(inputs * temperature).sum().backward()
+        first.step()
+        second.step()
+    return temperature, first, head, (second, inputs)
+
+
+def test_tensors_and_modules_that_are_trained_beside_the_models_go_on() -> None:
+    donor = Process(1)
+    temperature, first, head, more = trained_alone(donor, 3)
+    received = sent(donor)
+    assert not any("inputs" in key or "more" in key for key in received.header["others"])
+    states = [temperature.detach(), first.state_dict(), head.state_dict(), more[0].state_dict()]
+    expected = deepcopy(states)
+    del donor, temperature, first, head, more, states
+    gc.collect()
+    joiner = Process(2)
+    temperature, first, head, more = trained_alone(joiner, 0)
+    joiner.states.load(received)
+    now = [temperature.detach(), first.state_dict(), head.state_dict(), more[0].state_dict()]
+    assert same(now, expected)
+    assert temperature.requires_grad
 
 
 def test_averages_in_a_list_inside_of_a_closure_go_on() -> None:

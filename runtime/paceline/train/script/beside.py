@@ -1,8 +1,8 @@
-"""What a script keeps of its models beside them: other modules, and averages in plain containers.
+"""What a script keeps beside its models: other modules, averages, tensors trained by themselves.
 
-A rank that joins needs the center of a loss, the teacher of a student, or the averages that a class
-of the script keeps as tensors. Nothing tells torch that they belong to training. They are found by
-how the script reaches them.
+A rank that joins needs the center of a loss, the teacher of a student, the averages that a class of
+the script keeps as tensors, or a temperature with an optimizer of its own. Nothing tells torch that
+they belong to training. They are found by how the script reaches them.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class TensorsBeside:
         for name, number in state["numbers"].items():
             if name in _numbers(self.owner):
                 setattr(self.owner, name, number)
+
+
+class TrainedAlone(TensorsBeside):
+    """A tensor with a gradient that is part of no module."""
 
 
 def _numbers(owner: Any) -> dict[str, Number]:
@@ -114,6 +118,10 @@ class Beside:
                 name = f"{type(each.value).__name__} at {each.path}"
                 states[name] = self._tensors(own, each.value)
             known |= {tensor.data_ptr() for tensor in tensors.values()}
+        for each in reached.values():
+            tensor = each.value
+            if is_trained_alone(tensor) and tensor.data_ptr() not in known:
+                states[f"tensor at {each.path}"] = TrainedAlone({"tensor": tensor}, None, {})
         kinds = [Copied(model) for model in models]
         whole = set(taken)
         for each in reached.values():
@@ -127,20 +135,43 @@ class Beside:
         return states
 
     def changed(self, states: Mapping[str, CounterState]) -> dict[str, CounterState]:
-        """Return the objects without those whose tensors are as they were at the beginning."""
-        return {
-            key: each
-            for key, each in states.items()
-            if not isinstance(each, TensorsBeside)
-            or any(map(self._is_changed, each.tensors.values()))
-        }
+        """Return the objects without those whose tensors are as they were at the beginning.
+
+        A tensor that is trained by itself is the same object then; others with a gradient, such as
+        the images of an attack, belong to one batch.
+        """
+        return {key: each for key, each in states.items() if self._has_changed(each)}
+
+    def _has_changed(self, state: CounterState) -> bool:
+        if not isinstance(state, TensorsBeside):
+            return True
+        tensors = state.tensors.values()
+        is_kept = not isinstance(state, TrainedAlone) or all(map(self._is_old, tensors))
+        return is_kept and any(map(self._is_changed, tensors))
 
     def _tensors(self, tensors: Mapping[str, torch.Tensor], owner: Any) -> TensorsBeside:
         return TensorsBeside(tensors, owner, self._numbers.get(id(owner), {}))
 
+    def _is_old(self, tensor: torch.Tensor) -> bool:
+        """Return True if the script had a tensor already when training began."""
+        noted, _ = self._at_start.get(id(tensor), (lambda: None, -1))
+        return noted() is tensor
+
     def _is_changed(self, tensor: torch.Tensor) -> bool:
         noted, version = self._at_start.get(id(tensor), (lambda: None, -1))
         return noted() is not tensor or tensor._version != version  # noqa: SLF001
+
+
+def names_beside(reached: Mapping[int, Reached]) -> dict[int, str]:
+    """Return how the script reaches what it may train beside its wrapped models, by `id`."""
+    names: dict[int, str] = {}
+    for each in reached.values():
+        if _is_module(each.value):
+            for name, parameter in each.value.named_parameters():
+                names.setdefault(id(parameter), f"{each.path}.{name}")
+        elif is_trained_alone(each.value):
+            names.setdefault(id(each.value), each.path)
+    return names
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -155,6 +186,11 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _is_tensor(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor) and _has_memory(value)
+
+
+def is_trained_alone(value: Any) -> bool:
+    """Return True for a tensor that an optimizer may change, and that no operation has made."""
+    return _is_tensor(value) and value.requires_grad and value.is_leaf
 
 
 def _is_module(value: Any) -> bool:

@@ -15,6 +15,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Final
 
+from paceline.train.script.array_updates import ArrayUpdates, array_updates
+from paceline.train.script.expressions import READ, assigned, last_word, read_in
+
 RANGES: Final = ("range", "trange")
 """Functions whose loops count alike on all ranks."""
 RANGE_ARGUMENTS_MAX: Final = 2
@@ -30,7 +33,6 @@ ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Comparisons by which a best value is kept."""
 ARITHMETIC: Final = {"min", "max", "int", "float", "abs", "round", "math"}
 """Names that bring no other value into an expression."""
-READ: Final = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Counting:
     """Variable of a loop over a range, and the first and last line of its body."""
     enumerated: list[tuple[str, int, int]] = field(default_factory=list)
     """Variable with the number of a loop over enumerate(), and the lines of its head."""
+    arrays: ArrayUpdates = field(default_factory=ArrayUpdates)
 
 
 @cache
@@ -72,16 +75,17 @@ def counting_in(filename: str) -> Counting:
             case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_])) if _enumerates(node.iter):
                 counting.enumerated.append((name, node.lineno, node.iter.end_lineno or node.lineno))
             case ast.Call(func=ast.Name(id="next"), args=[source, *_]):
-                counting.iterators.add(_word(source))
+                counting.iterators.add(last_word(source))
         for target, is_sum in _updated(node):
-            if (word := _word(target)) in own:
+            if (word := last_word(target)) in own:
                 continue
             match target:
                 case ast.Name():
                     counting.names.add(word)
                 case ast.Attribute(value=holder):
                     counting.attributes.add(word)
-                    (counting.of_self if _word(holder) == "self" else counting.of_others).add(word)
+                    of_self = last_word(holder) == "self"
+                    (counting.of_self if of_self else counting.of_others).add(word)
                 case ast.Subscript(slice=ast.Constant(value=str())):
                     counting.keys.add(word)
                 case _:
@@ -89,7 +93,20 @@ def counting_in(filename: str) -> Counting:
             if is_sum:
                 counting.sums.add(word)
     counting.iterators.discard("")
+    counting.arrays = array_updates(tree).without(own)
+    _add_indirect(counting, counting.arrays)
     return counting
+
+
+def _add_indirect(counting: Counting, updates: ArrayUpdates) -> None:
+    """Add what the source makes from itself by way of other variables, or in place."""
+    known = counting.names | counting.attributes | counting.keys
+    counting.names |= updates.shared.union(*updates.variables.values())
+    counting.attributes |= updates.attributes
+    counting.of_self |= updates.of_self
+    counting.of_others |= updates.of_others
+    counting.keys |= updates.keys
+    counting.sums |= (counting.names | counting.attributes | counting.keys) - known
 
 
 @cache
@@ -112,10 +129,10 @@ def _of_the_rank(tree: ast.AST) -> set[str]:
     copied: list[tuple[str, list[str]]] = []
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        named = [node.arg] if isinstance(node, ast.keyword) else map(_word, targets)
+        named = [node.arg] if isinstance(node, ast.keyword) else map(last_word, targets)
         value = getattr(node, "value", None)
         parts = [*ast.walk(value)] if isinstance(value, ast.AST) else []
-        words = [*map(_word, parts)]
+        words = [*map(last_word, parts)]
         for name in filter(None, named):
             is_named = any(part in word.lower() for part in RANKS_OWN for word in [name, *words])
             if is_named or CLOCKS.intersection(words):
@@ -129,44 +146,28 @@ def _of_the_rank(tree: ast.AST) -> set[str]:
     return names
 
 
-def _word(node: ast.AST | None) -> str:
-    match node:
-        case ast.Name(id=word) | ast.Attribute(attr=word):
-            return word
-        case ast.Subscript(slice=ast.Constant(value=str(word))):
-            return word
-        case ast.Constant(value=str(word)):
-            return word
-    return ""
-
-
 def _updated(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
     """Yield what a statement makes from itself, and True if other values go into it."""
     match node:
         case ast.AugAssign(target=augmented, value=value):
             yield augmented, not _is_constant(value, augmented)
         case ast.Assign():
-            for target, value in _assigned(node):
-                if ast.unparse(target) in _read(value):
+            for target, value in assigned(node):
+                if ast.unparse(target) in read_in(value):
                     yield target, not (_is_constant(value, target) or _is_choice(value, target))
-        case ast.NamedExpr(target=named, value=value) if ast.unparse(named) in _read(value):
+        case ast.NamedExpr(target=named, value=value) if ast.unparse(named) in read_in(value):
             yield named, not _is_constant(value, named)
         case ast.If(test=test):
             compared = {
                 text
                 for each in ast.walk(test)
                 if isinstance(each, ast.Compare) and isinstance(each.ops[0], ORDERS)
-                for text in _read(each)
+                for text in read_in(each)
             }
             for inner in ast.walk(node) if compared else ():
-                for target, value in _assigned(inner) if isinstance(inner, ast.Assign) else ():
+                for target, value in assigned(inner) if isinstance(inner, ast.Assign) else ():
                     if {ast.unparse(target), ast.unparse(value)} <= compared:
                         yield target, False
-
-
-def _read(expression: ast.AST) -> set[str]:
-    """Return the variables, attributes and entries in an expression, as text."""
-    return {ast.unparse(part) for part in ast.walk(expression) if isinstance(part, READ)}
 
 
 def _is_constant(value: ast.expr, target: ast.expr) -> bool:
@@ -174,7 +175,7 @@ def _is_constant(value: ast.expr, target: ast.expr) -> bool:
     whole = ast.unparse(target)
     parts = [ast.unparse(part) for part in ast.walk(target) if isinstance(part, READ)]
     return all(
-        text in (whole, *parts) or text.partition(".")[0] in ARITHMETIC for text in _read(value)
+        text in (whole, *parts) or text.partition(".")[0] in ARITHMETIC for text in read_in(value)
     )
 
 
@@ -188,15 +189,6 @@ def _is_choice(value: ast.expr, target: ast.expr) -> bool:
         case _:
             return False
     return ast.unparse(target) in map(ast.unparse, choices)
-
-
-def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for target in node.targets:
-        match target, node.value:
-            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                yield from zip(targets, values, strict=True)
-            case _:
-                yield target, node.value
 
 
 def _is_range(source: ast.expr) -> bool:

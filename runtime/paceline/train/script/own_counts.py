@@ -1,14 +1,15 @@
-"""Numbers that a script carries from one batch to the next, on a rank that joins (S9).
+"""Numbers and arrays that a script carries from one batch to the next, on a rank that joins (S9).
 
 `step += 1`, `self.updates += 1` and `for step in range(n): batch = next(batches)` count batches. A
 rank that joins is not given those that are averaged, so its own counts are behind. They are the
 same on all ranks at the same place of the script, so it takes those of its donor: at the batch with
 which it joins within a pass, or in the operation with which it joins between passes.
 
-`counting` says which numbers these are. A sum such as `total += loss.item()` is each rank's own.
-Within a pass a rank that joins takes it over with the counts, so that an average has as many terms
-as it is divided by. Between passes it does so only with what the donor's last pass has changed and
-nothing since: a sum of an evaluation is right by itself.
+`counting` says which numbers these are, and `array_updates` which tensors and arrays. A sum such as
+`total += loss.item()` is each rank's own. Within a pass a rank that joins takes it over with the
+counts, so that an average has as many terms as it is divided by. Between passes it does so only
+with what the donor's last pass has changed and nothing since: a sum of an evaluation is right by
+itself.
 
 The number of a `for` loop over a range belongs to the loop and cannot be set, so a rank whose loop
 is elsewhere cannot join.
@@ -21,9 +22,9 @@ import itertools
 import sys
 import weakref
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import CO_OPTIMIZED, GEN_CREATED, getgeneratorstate
 from types import (
@@ -41,6 +42,16 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from paceline.train.script.counting import Counting, counting_in, counting_of
+from paceline.train.script.held_arrays import (
+    HeldArrays,
+    Sent,
+    SentArrays,
+    fill,
+    is_array,
+    like,
+    noted,
+    settled_arrays,
+)
 from paceline.train.script.reach import (
     Reached,
     attributes_of,
@@ -69,6 +80,16 @@ its sums, and the numbers of the loops over ranges or enumerate() in which it is
 also its line."""
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedValues:
+    """What a script carries at one moment."""
+
+    numbers: Counts = field(default_factory=list)
+    arrays: HeldArrays = field(default_factory=dict)
+    resets: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Names of arrays, by place, that the script sets anew, perhaps in each epoch."""
+
+
 class ClosureVariables(dict[str, CellType]):
     """Variables that a function has of the function around it."""
 
@@ -84,6 +105,8 @@ class NumberHolder:
     names: set[str]
     """Names among these that the source counts."""
     counting: Counting
+    arrays: set[str]
+    """Names among these under which the source carries arrays."""
     generator: GeneratorType[Any, Any, Any] | None = None
     """The generator whose frame this is, if it is one that waits."""
 
@@ -93,19 +116,31 @@ class NumberHolder:
         for name in self.names:
             if name in values and _is_number(values[name]):
                 yield name, values[name], values, name
-        counting = self.counting
-        if not counting.keys and not counting.of_others:
+        for path, entries, key in self._entries(self.counting.keys, self.counting.of_others):
+            if _is_number(entries[key]):
+                yield path, entries[key], entries, key
+
+    def held_arrays(self) -> Iterator[tuple[str, Any, Mapping[str, Any], str]]:
+        """Yield path and value of what may be an array, what holds it, and its key there."""
+        values, updates = self.values, self.counting.arrays
+        for name in self.arrays:
+            if name in values:
+                yield name, values[name], values, name
+        for path, entries, key in self._entries(updates.keys, updates.of_others):
+            yield path, entries[key], entries, key
+
+    def _entries(
+        self, keys: set[str], of_others: set[str]
+    ) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Yield path, container and key of what the variables here hold under these words."""
+        if not keys and not of_others:
             return
-        for variable, value in list(values.items()):
+        for variable, value in list(self.values.items()):
             if isinstance(value, CONTAINERS) and not variable.startswith("__"):
-                entries, keys = (
-                    (value, counting.keys)
-                    if isinstance(value, dict)
-                    else (vars(value), counting.of_others)
-                )
-                for key in keys:
-                    if key in entries and _is_number(entries[key]):
-                        yield f"{variable}[{key}]", entries[key], entries, key
+                entries: dict[str, Any] = value if isinstance(value, dict) else vars(value)
+                for key in keys if entries is value else of_others:
+                    if key in entries:
+                        yield f"{variable}[{key}]", entries, key
 
     def iterators(self) -> list[tuple[str, Any]]:
         """Return the iterators that the script advances by next()."""
@@ -137,7 +172,7 @@ class NumberHolder:
 
 
 class OwnCounts:
-    """Reads the counts of the script in this process, and sets them. Main thread."""
+    """Reads what the script in this process carries, and sets it. Main thread."""
 
     def __init__(self) -> None:
         self._owners: list[tuple[str, weakref.ref[Any], Counting]] = []
@@ -169,21 +204,32 @@ class OwnCounts:
             kind: object = type(value)  # as a key of the cache
             attributes, used = attributes_of(value), _used_by(kind)
             names = {each for each in counting.attributes if each in used or each in attributes}
+            arrays = counting.arrays
+            held = {each for each in arrays.attributes if each in used or each in attributes}
             if isinstance(value, READING):
                 names &= counting.of_others - counting.of_self
+                held &= arrays.of_others
+                arrays = replace(arrays, keys=set(), of_others=set())
                 counting = replace(counting, keys=set(), of_others=set(), iterators=set())
-            counting = replace(counting, attributes=names, iterators=counting.iterators & used)
-            may_count = bool(names or counting.iterators)  # they may come later
+            counting = replace(
+                counting,
+                attributes=names,
+                iterators=counting.iterators & used,
+                arrays=replace(arrays, attributes=held),
+            )
+            may_count = bool(names or held or counting.iterators)  # they may come later
         if may_count or any(_counts(place) for place in _places_of(path, value, counting)):
             with suppress(TypeError):  # an object without weak references
                 self._owners.append((path, weakref.ref(value), counting))
 
-    def read(self) -> Counts:
+    def read(self) -> CarriedValues:
         """Return the counts of objects and of running functions, the outermost first.
 
         The main thread is in the script, or waits in a call of it.
         """
         counts: Counts = []
+        arrays: HeldArrays = {}
+        resets: dict[str, set[str]] = {}
         for place in self._places():
             steady: dict[str, Any] = {}
             sums: dict[str, Any] = {}
@@ -195,16 +241,25 @@ class OwnCounts:
                     if (at := _position(iterator)) is not None:
                         sums[f"next({name})"] = at
             counts.append([place.path, steady, sums, place.loops()])
-        return counts
+            own = {
+                path: noted(value)
+                for path, value, *_ in place.held_arrays()
+                if path not in steady and path not in sums and is_array(value)
+            }
+            if own:
+                arrays[place.path] = own
+                resets[place.path] = place.counting.arrays.resets
+        return CarriedValues(counts, arrays, resets)
 
-    def take(self, counts: Counts) -> None:
+    def take(self, counts: Counts, arrays: SentArrays) -> None:
         """Set the counts to those of another rank at the same place.
 
         It raises LeftBehindError if a loop over a range has another number here.
 
         Args:
-            counts: What `read` has returned there, as plain data. If other functions run here,
-                theirs are not set.
+            counts: The numbers that `read` has returned there, as plain data. If other functions
+                run here, theirs are not set.
+            arrays: The arrays that it has returned there.
         """
         theirs = {path: (steady | sums, loops) for path, steady, sums, loops in counts}
         places = list(self._places())
@@ -213,6 +268,7 @@ class OwnCounts:
         for place in places:
             if place.path in theirs and (is_same or FRAME not in place.path):
                 _take(place, *theirs[place.path])
+                _take_arrays(place, arrays.get(place.path, {}))
 
     def last_number(self, counts: Counts, loop: FrameType) -> int | None:
         """Return the last number of a loop over enumerate() on another rank.
@@ -238,6 +294,23 @@ class OwnCounts:
         for depth, frame in enumerate(script_frames()):
             counting = counting_of(frame.f_code)
             yield from _with_generators(_running(f"{FRAME}{depth} {_name(frame)}", frame, counting))
+
+
+def settled_in(now: CarriedValues, before: CarriedValues, after: CarriedValues) -> CarriedValues:
+    """Return what a rank that joins between two passes does not have by itself.
+
+    Args:
+        now: What the script carries now.
+        before: What it carried with the first batch of the last pass.
+        after: What it carried at the end of that pass.
+
+    Returns:
+        The present values, with fewer sums and arrays.
+    """
+    return CarriedValues(
+        settled(plain(now.numbers), before.numbers, after.numbers),
+        settled_arrays(now.arrays, before.arrays, after.arrays, now.resets),
+    )
 
 
 def plain(counts: Counts) -> Counts:
@@ -304,22 +377,29 @@ def _places_of(path: str, owner: Any, counting: Counting) -> Iterator[NumberHold
     is_module = isinstance(owner, ModuleType)
     values = vars(owner) if is_module or isinstance(owner, type) else attributes_of(owner)
     names = counting.names if is_module else counting.attributes
-    yield NumberHolder(path, owner, values, names, counting)
+    updates = counting.arrays
+    arrays = updates.of_module() if is_module else updates.attributes
+    yield NumberHolder(path, owner, values, names, counting, arrays)
     if isinstance(owner, FunctionType) and owner.__closure__:
         cells = ClosureVariables(zip(owner.__code__.co_freevars, owner.__closure__, strict=True))
         held = {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()}
-        yield NumberHolder(f"variables of {path}", cells, held, counting.names, counting)
+        inside = f"variables of {path}"
+        yield NumberHolder(inside, cells, held, counting.names, counting, updates.shared)
 
 
 def _counts(place: NumberHolder) -> bool:
-    return any(True for _ in place.numbers()) or any(True for _ in place.iterators())
+    return any(
+        any(True for _ in each)
+        for each in (place.numbers(), place.iterators(), place.held_arrays())
+    )
 
 
 def _running(path: str, frame: FrameType, counting: Counting) -> NumberHolder:
-    needed = counting.names or counting.of_others or counting.keys or counting.iterators
+    arrays = counting.arrays.of(frame.f_code)
+    needed = counting.names or counting.of_others or counting.keys or counting.iterators or arrays
     inside = _at(frame, counting.loops) or _at(frame, counting.enumerated)
     values = _variables(frame) if needed or inside else {}
-    return NumberHolder(path, frame, values, counting.names, counting)
+    return NumberHolder(path, frame, values, counting.names, counting, arrays)
 
 
 def _with_generators(place: NumberHolder) -> Iterator[NumberHolder]:
@@ -427,6 +507,22 @@ def _take(place: NumberHolder, numbers: Mapping[str, Number], loops: Mapping[str
             changed[name] = itertools.count(at, *iterator.__reduce__()[1][1:])
         else:
             iterator.__setstate__(at)
+    if changed:
+        place.put(changed)
+
+
+def _take_arrays(place: NumberHolder, arrays: Mapping[str, Sent]) -> None:
+    """Set the arrays of a place to those of the same place of another rank."""
+    changed: dict[str, Any] = {}
+    for path, value, holder, key in list(place.held_arrays()) if arrays else ():
+        if path not in arrays or not (value is None or is_array(value)):
+            continue
+        if key in place.counting.arrays.in_place and fill(value, arrays[path]):
+            continue
+        if holder is place.values:
+            changed[key] = like(value, arrays[path])
+        elif isinstance(holder, dict):
+            holder[key] = like(value, arrays[path])
     if changed:
         place.put(changed)
 

@@ -31,7 +31,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core.protocol.places import BEFORE, Path, Spot, SpotAction
-from paceline.train.script.own_counts import Counts, OwnCounts, plain, settled
+from paceline.train.script.held_arrays import SentArrays, sent
+from paceline.train.script.own_counts import CarriedValues, Counts, OwnCounts, plain, settled_in
 from paceline.train.script.positions import (
     counter_above,
     number_of,
@@ -151,11 +152,11 @@ class Iteration:
     """True if this rank has joined with it, so that its loop has not counted these."""
     handed: int = 0
     """Number of these that a Trainer of transformers has taken."""
-    counts: dict[int, Counts] = field(default_factory=dict)
-    """Number of a batch of the loader that is not averaged -> the script's own counts when it was
+    carried: dict[int, CarriedValues] = field(default_factory=dict)
+    """Number of a batch of the loader that is not averaged -> what the script carried when it was
     given."""
-    first_counts: Counts = field(default_factory=list)
-    """Those with its first batch."""
+    first_carried: CarriedValues | None = None
+    """That with its first batch."""
 
     @property
     def cursor(self) -> int:
@@ -257,8 +258,9 @@ class Passes:
         """Counts that the script keeps by itself."""
         self.own_counts: Counts = []
         """The donor's own counts, on a rank that joins."""
-        self._of_pass: tuple[Counts, Counts] = [], []
-        """The script's own counts with the first batch of the last pass, and at its end."""
+        self.own_arrays: SentArrays = {}
+        self._of_pass = CarriedValues(), CarriedValues()
+        """What the script carried with the first batch of the last pass, and at its end."""
         self.held = 0
         """Batches of the pass that the donor's script holds for later, on a rank that joins."""
         self.joined: Iteration | None = None
@@ -424,9 +426,9 @@ class Passes:
         if self._pass is None and self._trains(iteration):
             self._begin_pass(iteration)
         if self._pass is iteration or not self.training:
-            counts = self.counts.read()
-            iteration.counts[iteration.skipped + iteration.given - 1] = counts
-            iteration.first_counts = iteration.first_counts or counts
+            carried = self.counts.read()
+            iteration.carried[iteration.skipped + iteration.given - 1] = carried
+            iteration.first_carried = iteration.first_carried or carried
         self._asked(iteration)
 
     def _asked(self, iteration: Iteration) -> None:
@@ -461,7 +463,7 @@ class Passes:
     def ended(self, iteration: Iteration) -> None:
         """Note that all batches of an iteration are averaged, or that its loop was left."""
         if iteration is self._pass:
-            self._of_pass = iteration.first_counts, self.counts.read()
+            self._of_pass = iteration.first_carried or CarriedValues(), self.counts.read()
             skipped, place = self._path.skips, self._path.here.place
             self._path.end_pass()
             self._pass = self.joined = None
@@ -513,8 +515,8 @@ class Passes:
         if self._pass is not None:
             self.cursors.update((each.number, each.cursor) for each in self._trained)
             if self._pass.pace.ahead is not None:  # the cursor goes back in the second step
-                counts, cursor = self._pass.counts, self._pass.cursor
-                self._pass.counts = {at: each for at, each in counts.items() if at >= cursor}
+                carried, cursor = self._pass.carried, self._pass.cursor
+                self._pass.carried = {at: each for at, each in carried.items() if at >= cursor}
 
     def _begin_pass(self, iteration: Iteration) -> None:
         self._pass, self.cursors = iteration, {}
@@ -549,12 +551,18 @@ class Passes:
         """Return the number of batches of this pass that the script holds for later."""
         return (self._pass.pace.ahead or 0) if self._pass is not None else 0
 
-    def read_own_counts(self) -> Counts:
-        """Return the script's own counts, for a rank that joins where this one is."""
+    def read_own(self) -> tuple[Counts, SentArrays]:
+        """Return what the script carries, for a rank that joins where this one is."""
+        carried = CarriedValues()
         if self._pass is not None:
-            return plain(self._pass.counts.get(self._pass.cursor, []))
-        # A rank that joins in `pl.step` is not where this one is.
-        return [] if self._counts else settled(plain(self.counts.read()), *self._of_pass)
+            carried = self._pass.carried.get(self._pass.cursor, carried)
+        elif not self._counts:  # a rank that joins in `pl.step` is not where this one is
+            carried = settled_in(self.counts.read(), *self._of_pass)
+        arrays = {
+            path: {name: sent(value) for name, value in held.items()}
+            for path, held in carried.arrays.items()
+        }
+        return plain(carried.numbers), arrays
 
     def has_one_item_for_each_batch(self, begins: int, behind: int, loop: FrameType) -> bool:
         """Return False if a loop over enumerate() gives the next batch another number elsewhere.
@@ -576,7 +584,7 @@ class Passes:
 
     def _take_own_counts(self) -> None:
         self.counts.begin(reach())
-        self.counts.take(self.own_counts)
+        self.counts.take(self.own_counts, self.own_arrays)
 
     def _step_into(self, here: Spot) -> None:
         """Leave the pass that this rank has made alone for the place of the donor."""

@@ -20,7 +20,7 @@ import torch
 from paceline.worker.script_frames import belongs_to_script
 
 OBJECTS_MAX: Final = 50_000
-"""Objects that are looked at; a script with more has long lists of data."""
+"""Objects that are looked at from one function; a script with more has long lists of data."""
 ENTRIES_MAX: Final = 1_024
 """Entries of a container that is looked into."""
 REFERENCES: Final = 3
@@ -43,20 +43,22 @@ class Reached:
 
 
 def reach() -> dict[int, Reached]:
-    """Return what the variables of the script lead to, by `id`, nearest variables first.
+    """Return what the variables of the script lead to, by `id`: outer functions first.
 
-    The main thread is in the script, or waits in a call of it.
+    So an object has the same path on a rank that is deeper in the script, where an inner function
+    may have a shorter name for it. The main thread is in the script, or waits in a call of it.
     """
     reached: dict[int, Reached] = {}
-    level = list(_variables())
-    while level and len(reached) < OBJECTS_MAX:
-        following: list[Reached] = []
-        for each in level:
-            if id(each.value) in reached:
-                continue
-            reached[id(each.value)] = each
-            following += _within(each)
-        level = following
+    for variables in _variables():
+        level, most = variables, len(reached) + OBJECTS_MAX
+        while level and len(reached) < most:
+            following: list[Reached] = []
+            for each in level:
+                if id(each.value) in reached:
+                    continue
+                reached[id(each.value)] = each
+                following += _within(each)
+            level = following
     return reached
 
 
@@ -71,14 +73,15 @@ def script_frames() -> list[FrameType]:
     return frames[::-1]
 
 
-def _variables() -> Iterator[Reached]:
+def _variables() -> Iterator[list[Reached]]:
+    """Yield the variables of each running function, the outermost first, behind its globals."""
     visited: set[int] = set()
     for frame in script_frames():
         name = frame.f_code.co_name
         if id(frame.f_globals) not in visited:
             visited.add(id(frame.f_globals))
-            yield from _named(frame.f_globals, f"{frame.f_globals.get('__name__')}: ", None)
-        yield from _named(locals_of(frame), f"{name}: ", None)
+            yield [*_named(frame.f_globals, f"{frame.f_globals.get('__name__')}: ", None)]
+        yield [*_named(locals_of(frame), f"{name}: ", None)]
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:

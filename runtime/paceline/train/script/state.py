@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.core.protocol.places import Spot
 from paceline.errors import PacelineError, UnsupportedError
-from paceline.train.script.beside import Beside
+from paceline.train.script.beside import Beside, names_beside
 from paceline.train.script.counters import COUNTING, CounterState, EpochLoop
 from paceline.train.script.models import Models
 from paceline.train.script.passes import Passes
@@ -73,6 +73,7 @@ class ScriptStates:
             except PacelineError as error:
                 self._leave_out(key, error)
         passes = self._passes
+        counts, arrays = passes.read_own()
         header = {
             "models": models,
             "others": others,
@@ -82,7 +83,8 @@ class ScriptStates:
             "steps": passes.steps,
             "waits": self._engine.waits,
             "step_at": list(passes.step_at),
-            "own_counts": passes.read_own_counts(),
+            "own_counts": counts,
+            "own_arrays": encoder.encode(arrays, "what the script carries"),
             "held": passes.read_held(),
             "buffer_turns": self._models.read_turns(),
             "spans": sorted((index, list(spot)) for index, spot in self._models.spans.items()),
@@ -139,6 +141,7 @@ class ScriptStates:
         self._engine.set_waits(header["waits"])
         self._passes.step_at = Spot(*header["step_at"])
         self._passes.own_counts, self._passes.held = header["own_counts"], header["held"]
+        self._passes.own_arrays = decoder.decode(header["own_arrays"], self._device())
         for index, model in enumerate(header["models"][: len(self._models.adopted)]):
             self._load_tensors(decoder, model, index)
         self._models.set_sending(self._models.turns.now)
@@ -171,7 +174,8 @@ class ScriptStates:
     # ---- finding ------------------------------------------------------------------------------
 
     def _find(self) -> Found:
-        names = {
+        reached = reach()
+        names = names_beside(reached) | {
             id(parameter): f"{index}.{name}"
             for index, ddp in enumerate(self._models.adopted)
             for name, parameter in ddp.module.named_parameters()
@@ -186,7 +190,6 @@ class ScriptStates:
         # The others wait for this, and a process has some 300,000 objects of few types.
         # isinstance() would ask lazy objects for their class.
         objects = gc.get_objects()
-        reached = reach()
         order = {number: at for at, number in enumerate(reached)}
         for kind in set(map(type, objects)):
             if issubclass(kind, Optimizer):

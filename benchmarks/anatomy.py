@@ -135,7 +135,7 @@ def step(c: float, n: int) -> float:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Repetition:
     """Figures of one phase: means over the ranks, in seconds of a step."""
 
     samples_per_s: float
@@ -180,7 +180,7 @@ def counted(ran: Ran, at: int) -> tuple[float, float]:
     return ran.phases[at]["begun"] + SETTLE_S * 1e9, ran.phases[at]["ended"]
 
 
-def seen(ran: Ran, at: int, batch: int) -> Seen:
+def measured(ran: Ran, at: int, batch: int) -> Repetition:
     """Return the figures of a phase.
 
     Args:
@@ -199,7 +199,7 @@ def seen(ran: Ran, at: int, batch: int) -> Seen:
     ranks = [rank.anatomy for rank in job.ranks]
     rounds = [sample for rank in job.ranks for sample in rank.samples.rounds]
     last = max(job.ranks, key=lambda rank: rank.worker).anatomy
-    return Seen(
+    return Repetition(
         samples_per_s=batch * len(ranks) / job.step_s,  # in Full each step of each rank is applied
         step_s=job.step_s,
         computing_s=job.parts[Part.FORWARD] + job.parts[Part.BACKWARD],
@@ -289,7 +289,7 @@ class Row:
 
     part: str
     what: str
-    found: list[Seen]
+    repetitions: list[Repetition]
     put_in_s: float = 0.0
     added_s: float | None = None
     """Time by which the step is longer than the base row's step."""
@@ -297,7 +297,7 @@ class Row:
 
     def middle(self, name: str) -> float:
         """Return the median of a figure over the repetitions."""
-        return middle(getattr(repetition, name) for repetition in self.found)
+        return middle(getattr(repetition, name) for repetition in self.repetitions)
 
     def add_to(self, out: Report) -> None:
         """Add this row, and the details of its repetitions, to the report."""
@@ -309,12 +309,14 @@ class Row:
         out.rows.append(
             (
                 *(self.part, self.what, f"{self.middle('c'):.2f}", self.middle("samples_per_s")),
-                *(ms(self.middle("step_s")), percent(spread(x.step_s for x in self.found))),
+                *(ms(self.middle("step_s")), percent(spread(x.step_s for x in self.repetitions))),
                 *(ms(self.middle(name)) for name in parts),
                 *(ms(self.put_in_s or None), ms(self.added_s), ms(self.formula_s)),
             )
         )
-        out.samples[f"{self.part}: {self.what}"] = [asdict(repetition) for repetition in self.found]
+        out.samples[f"{self.part}: {self.what}"] = [
+            asdict(repetition) for repetition in self.repetitions
+        ]
 
 
 # ---- part a: the knobs -------------------------------------------------------------------------
@@ -372,7 +374,7 @@ def part_a(out: Report, place: Place) -> None:
                 batch = load.config["sentences"] if real else value
                 what = f"{size}, {setup.knob} {value}"
                 row = rows.setdefault(what, Row("a", what, []))
-                row.found.append(seen(ran, at, batch))
+                row.repetitions.append(measured(ran, at, batch))
     for row in rows.values():
         row.add_to(out)
     out.notes.append(
@@ -397,7 +399,7 @@ def part_b(out: Report, place: Place) -> None:
         ]
         ran = place.job(place.load, phases)
         check_job(out, ran, f"part b, C={share:g}", counted=False)
-        blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
+        blocks = [measured(ran, at, BATCH) for at in range(1, len(phases) + 1)]
         by_place = {where: blocks[at :: len(LATE)] for at, where in enumerate(LATE)}
         base = Row("b", f"C={share:g}, nobody is late", by_place[""])
         base.add_to(out)
@@ -444,17 +446,19 @@ def part_c(out: Report, place: Place) -> None:
     ]
     ran = place.job(place.load, phases)
     check_job(out, ran, "part c", counted=False)
-    blocks = [seen(ran, at, BATCH) for at in range(1, len(phases) + 1)]
+    blocks = [measured(ran, at, BATCH) for at in range(1, len(phases) + 1)]
     base = Row("c", "nothing beside it", blocks[:: len(WORKS)])
     base.add_to(out)
-    c, n, computing_s = base.middle("c"), base.found[0].segments, base.middle("computing_s")
+    c, n, computing_s = base.middle("c"), base.repetitions[0].segments, base.middle("computing_s")
     for at, (what, much) in list(enumerate(WORKS))[1:]:
         rows = blocks[at :: len(WORKS)]
         put_in_s = round(much * place.computing_ms) / 1000
         Row(
             *("c", f"{what}, {much:g} of the computing", rows),
             put_in_s=put_in_s,
-            added_s=middle(a.step_s - b.step_s for a, b in zip(rows, base.found, strict=True)),
+            added_s=middle(
+                a.step_s - b.step_s for a, b in zip(rows, base.repetitions, strict=True)
+            ),
             formula_s=computing_s * paid(what, put_in_s / computing_s, c, n),
         ).add_to(out)
     out.checks["part c: rank 0 had work beside its steps"] = ran.probes[0]["worked"] > 0
@@ -490,7 +494,7 @@ def checkpoint_row(out: Report, place: Place) -> None:
     copy_s = facts.get(Fact.SAVE_EXPOSED_S, 0.0) / written
     disk_s = facts.get(Fact.SAVE_HIDDEN_S, 0.0) / written
     Row(
-        *("c", f"a checkpoint every {EVERY} rounds (for each)", [seen(ran, 1, BATCH)]),
+        *("c", f"a checkpoint every {EVERY} rounds (for each)", [measured(ran, 1, BATCH)]),
         put_in_s=copy_s + disk_s,
         added_s=added_s,
         formula_s=copy_s,

@@ -35,7 +35,7 @@ BAR_JOIN_S = 0.2
 
 
 @dataclass
-class Found:
+class Recoveries:
     """Figures of one system, one value per round."""
 
     stall_s: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Found:
     def attempt(self, run: Callable[..., None], *given: Any) -> None:
         """Run a system once; a timeout costs it this round and does not end the benchmark."""
         try:
-            run(*given, found=self)
+            run(*given, recoveries=self)
         except TimeoutError as error:
             self.failures.append(str(error))
 
@@ -103,7 +103,7 @@ def _whole(later: list[Line], ranks: int) -> list[Line]:
     return [line for line in later[begin:] if line.taking_part >= ranks]
 
 
-def judge(run: SystemRun, found: Found, *, restarts_all: bool) -> None:
+def judge(run: SystemRun, recoveries: Recoveries, *, restarts_all: bool) -> None:
     """Read the figures of a run with a kill and add them to those of its system.
 
     `restarts_all` is True for a system that restarts all workers, and so repeats steps.
@@ -124,14 +124,16 @@ def judge(run: SystemRun, found: Found, *, restarts_all: bool) -> None:
         ),
         later[0],
     )
-    found.step_s.append(usual)
-    found.stall_s.append((resumed.ns - death["ns"]) / NS)
-    found.whole_s.append((_whole(later, run.ranks)[0].ns - death["ns"]) / NS)
+    recoveries.step_s.append(usual)
+    recoveries.stall_s.append((resumed.ns - death["ns"]) / NS)
+    recoveries.whole_s.append((_whole(later, run.ranks)[0].ns - death["ns"]) / NS)
     told_again = [x for x in lines if x.ns > death["ns"] and x.step <= before[-1].step]
-    found.repeated.append(len({x.step for x in told_again if x.ns < resumed.ns}) * restarts_all)
+    recoveries.repeated.append(
+        len({x.step for x in told_again if x.ns < resumed.ns}) * restarts_all
+    )
     if not restarts_all:
         rest = [line for line in later if line.ns >= resumed.ns]
-        found.join_s.append(max(gaps_s(rest)) - usual)
+        recoveries.join_s.append(max(gaps_s(rest)) - usual)
 
 
 def _is_new(before: Line, line: Line, death_ns: int) -> bool:
@@ -148,7 +150,7 @@ def _is_new(before: Line, line: Line, death_ns: int) -> bool:
 # ---- one run of each system ----------------------------------------------------------------------
 
 
-def paceline(folder: Path, ranks: int, backend: str, found: Found) -> None:
+def paceline(folder: Path, ranks: int, backend: str, recoveries: Recoveries) -> None:
     """Run Paceline once with a kill and add its figures."""
     run = SystemRun(folder, STEP_MS, WIDTH, ranks)
     try:
@@ -157,15 +159,15 @@ def paceline(folder: Path, ranks: int, backend: str, found: Found) -> None:
         status = systems.end_paceline(run)
     finally:
         run.end()
-    judge(run, found, restarts_all=False)
+    judge(run, recoveries, restarts_all=False)
     death = run.death()
     assert death is not None
     known = [c["wall_s"] for c in status["changes"] if c["wall_s"] >= death["wall_s"] - 0.01]
     if known:
-        found.detected_s.append(max(0.0, known[0] - death["wall_s"]))
+        recoveries.detected_s.append(max(0.0, known[0] - death["wall_s"]))
 
 
-def torchrun(folder: Path, ranks: int, found: Found) -> None:
+def torchrun(folder: Path, ranks: int, recoveries: Recoveries) -> None:
     """Run torchrun once with a kill and add its figures."""
     run = SystemRun(folder, STEP_MS, WIDTH, ranks)
     try:
@@ -173,10 +175,10 @@ def torchrun(folder: Path, ranks: int, found: Found) -> None:
         run.wait(after_death(run), "recovery")
     finally:
         run.end()
-    judge(run, found, restarts_all=True)
+    judge(run, recoveries, restarts_all=True)
 
 
-def torchrun_join(folder: Path, _: int, found: Found) -> None:
+def torchrun_join(folder: Path, _: int, recoveries: Recoveries) -> None:
     """Let one node train and another one join, and add the pause that this costs."""
     run = SystemRun(folder, STEP_MS, WIDTH, 2)
     port = free_port()
@@ -189,10 +191,10 @@ def torchrun_join(folder: Path, _: int, found: Found) -> None:
     finally:
         run.end()
     progress = firsts(run.lines())
-    found.join_s.append(max(gaps_s(progress)) - middle(gaps_s(progress)))
+    recoveries.join_s.append(max(gaps_s(progress)) - middle(gaps_s(progress)))
 
 
-def torchft(folder: Path, ranks: int, python: str, found: Found) -> None:
+def torchft(folder: Path, ranks: int, python: str, recoveries: Recoveries) -> None:
     """Run torchft once with a kill and add its figures.
 
     This function restarts the dead replica at once, as its user's scheduler would have to.
@@ -215,10 +217,10 @@ def torchft(folder: Path, ranks: int, python: str, found: Found) -> None:
         run.wait(look, "recovery")
     finally:
         run.end()
-    judge(run, found, restarts_all=False)
+    judge(run, recoveries, restarts_all=False)
 
 
-def row(name: str, found: Found) -> tuple[Any, ...]:
+def row(name: str, recoveries: Recoveries) -> tuple[Any, ...]:
     """Return the table row of one system."""
 
     def cell(values: list[float]) -> str:
@@ -228,26 +230,26 @@ def row(name: str, found: Found) -> tuple[Any, ...]:
 
     return (
         name,
-        cell(found.stall_s),
-        cell(found.whole_s),
-        cell(found.join_s),
-        middle(found.repeated) if found.repeated else "-",
-        cell(found.detected_s),
-        1000 * middle(found.step_s) if found.step_s else "-",
-        len(found.failures),
+        cell(recoveries.stall_s),
+        cell(recoveries.whole_s),
+        cell(recoveries.join_s),
+        middle(recoveries.repeated) if recoveries.repeated else "-",
+        cell(recoveries.detected_s),
+        1000 * middle(recoveries.step_s) if recoveries.step_s else "-",
+        len(recoveries.failures),
     )
 
 
-def add_bars(out: Report, found: dict[str, Found]) -> None:
+def add_bars(out: Report, recoveries: dict[str, Recoveries]) -> None:
     """Add the bars for Paceline's stalls and joins, and the comparison with torchrun's stalls."""
     for name in ("Paceline, mpi", "Paceline, gloo"):
-        mine = found[name]
+        mine = recoveries[name]
         beyond = [a - b for a, b in zip(mine.stall_s, mine.detected_s, strict=False)]
         worst = max(beyond, default=99.0)
         text = f"{name}: s from detection to progress, worst of the rounds"
         out.at_most(text, worst, BAR_STALL_S)
         out.at_most(f"{name}: join pause, s, median", middle(mine.join_s), BAR_JOIN_S)
-        if stalls := found["torchrun"].stall_s:
+        if stalls := recoveries["torchrun"].stall_s:
             over = [a / b for a, b in zip(stalls, mine.stall_s, strict=False)]
             out.notes.append(f"torchrun's stall over that of {name}: {middle(over):.0f}")
 
@@ -270,7 +272,7 @@ def run(out: Report) -> None:
     sides["torchrun"] = torchrun
     if out.given.torchft:
         sides["torchft"] = partial(torchft, python=out.given.torchft)
-    by_system = {name: Found() for name in sides}
+    by_system = {name: Recoveries() for name in sides}
     with temporary_folder() as scratch:
         numbers = count()
 

@@ -83,7 +83,7 @@ class Bench:
     """Namespace of the operator."""
     offset: int = 0
     """Position up to which the audit log has been read."""
-    seen: list[Asked] = field(default_factory=list)
+    requests: list[Asked] = field(default_factory=list)
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     """CPU-seconds so far by program, with the time of the sample."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -91,7 +91,7 @@ class Bench:
     def begin(self) -> None:
         """Begin a measurement; earlier requests and samples are dropped."""
         self.asked()
-        self.seen.clear()
+        self.requests.clear()
         self.samples[:] = [(time.time(), self.cpu())]
 
     def sample(self) -> None:
@@ -115,8 +115,8 @@ class Bench:
         for offset, entry in read_on(self.plane.audit_log, self.offset):
             self.offset = offset
             if entry["stage"] == "ResponseComplete":
-                self.seen.append(_asked(entry))
-        return self.seen[since:]
+                self.requests.append(_asked(entry))
+        return self.requests[since:]
 
     def own_requests(self, namespace: str, *, but: str = "") -> Counter[tuple[str, str]]:
         """Count the operator's requests in a namespace.

@@ -60,7 +60,7 @@ class Probe:
                     "round": go.round,
                     "at": now_ns(),
                     "trigger": str(go.trigger),
-                    "fresh": len(made.heard.fresh),
+                    "fresh": len(made.arrivals.fresh),
                     "gradients": made.gradients,
                     "weight": weighing.samples / (weighing.divisor * weighing.unit),
                     "request": go.request.number if go.request else 0,

@@ -99,7 +99,7 @@ def measure(ranks: int, rounds: int, late_ranks: int) -> list[float]:
         go = make_go(rank, members, late_ranks)
         made = rank.log.read(go)  # the rank's machine and its log read these in each round
         assert made.share_of(rank.me) is not None
-        assert made.heard is not None
+        assert made.arrivals is not None
         now += STEP_NS
         before = clock()
         metrics.handled(rank, step, now)

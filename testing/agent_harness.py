@@ -53,7 +53,7 @@ class Coordinator:
     """Coordinator that keeps its port when it is stopped and started again."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[int, msgspec.Struct]] = []
+        self.messages: list[tuple[int, msgspec.Struct]] = []
         self.refused = 0
         self.port = 0
         self._news = asyncio.Event()
@@ -92,7 +92,7 @@ class Coordinator:
         """Wait for the n-th message of a kind that passes the test, and return it."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                messages = [m for _, m in self.heard if isinstance(m, kind) and test(m)]
+                messages = [m for _, m in self.messages if isinstance(m, kind) and test(m)]
                 if len(messages) >= n:
                     return messages[n - 1]
                 self._news.clear()
@@ -100,11 +100,11 @@ class Coordinator:
 
     def time_of(self, message: object) -> int:
         """Return when a message arrived, in ns of the monotonic clock."""
-        return next(t for t, m in self.heard if m is message)
+        return next(t for t, m in self.messages if m is message)
 
     def all(self, kind: type[T]) -> list[T]:
         """Return all messages of a kind so far."""
-        return [m for _, m in self.heard if isinstance(m, kind)]
+        return [m for _, m in self.messages if isinstance(m, kind)]
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -117,7 +117,7 @@ class Coordinator:
             async for message in ws:
                 if message.type is WSMsgType.TEXT:
                     decoded = wire.message_of_pod(message.data)
-                    self.heard.append((time.monotonic_ns(), decoded))
+                    self.messages.append((time.monotonic_ns(), decoded))
                     self._news.set()
         finally:
             self._sockets.discard(ws)

@@ -51,7 +51,7 @@ class OwnFiles:
             tmpdir: their TMPDIR, in which runs have their folders.
             period_s: interval between two looks, in seconds.
         """
-        self.found: set[str] = set()
+        self.created: set[str] = set()
         self._pids, self._tmpdir, self._period_s = pids, tmpdir, period_s
         self._before = files()
         self._looks: Counter[str] = Counter()
@@ -76,8 +76,8 @@ class OwnFiles:
 
     def look(self) -> None:
         """Add the files that the processes hold now, and torch's files that one of them made."""
-        self.found |= noted(self._tmpdir) - self._before
-        new = files() - self._before - self.found
+        self.created |= noted(self._tmpdir) - self._before
+        new = files() - self._before - self.created
         new = {name for name in new if self._looks[name] < LOOKS_MAX and _is_ours(name)}
         now_s = time.monotonic()
         if not new and now_s - self._listed_s < PIDS_PERIOD_S:
@@ -86,16 +86,16 @@ class OwnFiles:
         self._were, self._listed_s = self._were | pids, now_s
         if not new:
             return
-        self.found |= {name for name in new if _maker(name) in self._were}
-        self.found |= new & held_by(*pids)
+        self.created |= {name for name in new if _maker(name) in self._were}
+        self.created |= new & held_by(*pids)
         fresh = {name for name in new if not self._looks[name] and name.startswith("/tmp/hydra_")}
         if fresh and not _process_managers() - pids:
-            self.found |= fresh  # no process has it open, and no other MPI could have made it
+            self.created |= fresh  # no process has it open, and no other MPI could have made it
         self._looks.update(new)
 
     def left(self, patience_s: float = PATIENCE_S) -> list[str]:
         """Return the files that still exist and that no process has used for a while."""
-        return left_of(self.found, patience_s)
+        return left_of(self.created, patience_s)
 
 
 def noted(tmpdir: Path) -> set[str]:

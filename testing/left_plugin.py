@@ -48,7 +48,7 @@ class LeftOvers:
         os.environ |= {name: str(self.folder / place) for name, place in KEPT.items()}
         os.environ[ENV_RUN] = self.mark.partition("=")[2]
         tempfile.tempdir = None
-        self.found: list[str] = []
+        self.left: list[str] = []
         self._own = left_files.OwnFiles(lambda: pids_with(self.mark), self.folder)
         self._own.__enter__()
 
@@ -57,15 +57,15 @@ class LeftOvers:
         """Look after the fixtures and workers have ended, before the summary."""
         yield
         forked_call.end_the_fork_servers()
-        self.found = self.look()
-        if self.found and session.exitstatus == pytest.ExitCode.OK:
+        self.left = self.look()
+        if self.left and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """List what was left behind."""
-        if self.found:
+        if self.left:
             terminalreporter.section("left behind by this test run", sep="=", red=True)
-            for line in self.found:
+            for line in self.left:
                 terminalreporter.write_line(line)
 
     def pytest_unconfigure(self) -> None:

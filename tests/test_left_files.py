@@ -38,7 +38,7 @@ def test_a_file_that_was_open_or_mapped_and_still_exists_counts_as_left(
 ) -> None:
     with made.open("r+b") as file:
         own.look()
-        assert str(made) in own.found
+        assert str(made) in own.created
         assert own.left(patience_s=0) == []
         mapping = mmap.mmap(file.fileno(), 0)
     assert own.left(patience_s=0) == [], "it is mapped"
@@ -50,7 +50,7 @@ def test_a_file_that_was_open_or_mapped_and_still_exists_counts_as_left(
 def test_open_files_are_tracked_during_a_with_block(own: left_files.OwnFiles, made: Path) -> None:
     with made.open("r+b"), own:
         until_s = time.monotonic() + 60
-        while str(made) not in own.found:
+        while str(made) not in own.created:
             assert time.monotonic() < until_s
             time.sleep(0.01)
     assert own.left(patience_s=0) == [str(made)]

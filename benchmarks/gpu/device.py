@@ -73,7 +73,7 @@ def correctness(device: torch.device) -> Report:
     report.checks = {
         "a segment is read after the kernels that were queued before its event": _follows(device),
         "pieces through the host's memory come back as their sums": _staged(device),
-        "a device finds each NaN and Inf, and nothing else": _found(device),
+        "a device finds each NaN and Inf, and nothing else": _finds_nonfinite(device),
     }
     report.rows = [(what,) for what in report.checks]
     return report
@@ -122,7 +122,7 @@ def _double(hosts: Sequence[torch.Tensor]) -> None:
         host.mul_(2)
 
 
-def _found(device: torch.device) -> bool:
+def _finds_nonfinite(device: torch.device) -> bool:
     """Return True if the device reports each NaN and Inf, and nothing else."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         flags = Flags([Segment(dtype, device, MIB)], [device])

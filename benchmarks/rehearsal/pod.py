@@ -114,7 +114,7 @@ class RankLine:
                 return
             self._registered = message
         data = msgspec.json.encode(RankEnvelope(self._connection, message))
-        self._voice.heard(self._rank.me, data)
+        self._voice.receive(self._rank.me, data)
 
     def _beat_later(self) -> None:
         if self._timer is not None:
@@ -270,7 +270,7 @@ class Pod:
         rank = slot.rank = RehearsedRank(
             member,
             self._around,
-            told=lambda *end: self._on_loop(partial(self._told, *end)),
+            on_exit=lambda *end: self._on_loop(partial(self._on_exit, *end)),
             ended=lambda rank: self._on_loop(partial(self._ended, rank)),
         )
         rank.link = slot.line = RankLine(self._voice, rank, self._loop)
@@ -288,7 +288,7 @@ class Pod:
             outcome = supervise.ReportedOutcome(RankOutcome.PRESENT, "")
             self._post(slot, outcome)
 
-    def _told(self, rank: RehearsedRank, end: ev.Exit) -> None:
+    def _on_exit(self, rank: RehearsedRank, end: ev.Exit) -> None:
         """Handle a rank's report of how it ends."""
         outcome = RankOutcome.FINISHED if end.finished else RankOutcome.DISMISSED
         released = rank.machine.state.released

@@ -81,7 +81,7 @@ class Surroundings:
 class RehearsedRank(RankMemory[Numbers, Bytes]):
     """A rank on a thread of its own.
 
-    The callback `told` is called when the rank knows how it ends, and `ended` when its process
+    The callback `on_exit` is called when the rank knows how it ends, and `ended` when its process
     would be reaped; both on the rank's thread.
     """
 
@@ -90,7 +90,7 @@ class RehearsedRank(RankMemory[Numbers, Bytes]):
         me: MemberId,
         around: Surroundings,
         *,
-        told: Callable[[RehearsedRank, ev.Exit], None],
+        on_exit: Callable[[RehearsedRank, ev.Exit], None],
         ended: Callable[[RehearsedRank], None],
     ) -> None:
         self.me = me
@@ -103,7 +103,7 @@ class RehearsedRank(RankMemory[Numbers, Bytes]):
         self._peers = PeerSockets(directory=around.sockets, name=name, host="", token="")
         where = Endpoints(self._peers.address, f"data-{me}")
         super().__init__(Rank(me, pid=os.getpid(), host="rehearsal", endpoints=where), NONE)
-        self._around, self._told, self._ended = around, told, ended
+        self._around, self._on_exit, self._ended = around, on_exit, ended
         self._random = random.Random(str(me))
         # The communication thread.
         self._posted: deque[ev.Event] = deque()
@@ -324,7 +324,7 @@ class RehearsedRank(RankMemory[Numbers, Bytes]):
                 self._wake_ns = at_ns
             case ev.Exit():
                 self.exit = effect
-                self._told(self, effect)
+                self._on_exit(self, effect)
                 self._later(END_S, self._end)
             case ev.GiveUp() | ev.RefusePeer() | ev.Save() | ev.Publish() | ev.Unsave():
                 raise AssertionError(f"no streamed rounds, strangers or checkpoints here: {effect}")

@@ -66,16 +66,16 @@ class Listener:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._seen: dict[tuple[bytes, int], tuple[int, int]] = {}
+        self._counts: dict[tuple[bytes, int], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def look(self) -> Traffic:
         """Return the traffic so far; any thread may call this."""
         with self._lock:
             now = _connections(self._port)
-            self._seen |= now
-        received = sum(x for _, x in self._seen.values())
-        sent = sum(x for x, _ in self._seen.values())
+            self._counts |= now
+        received = sum(x for _, x in self._counts.values())
+        sent = sum(x for x, _ in self._counts.values())
         return Traffic(len(now), received, sent)
 
 

@@ -82,7 +82,7 @@ class Network:
 
 
 @dataclass
-class Found:
+class Cell:
     """Figures of the turns of one cell."""
 
     step_ms: list[float] = field(default_factory=list)
@@ -304,11 +304,11 @@ class Table:
             why = f"not run: the ranks may need {need / 1e9:.0f} GB of memory"
             _absent(self._out, "all", net.name, ranks, why)
             return
-        cells: dict[tuple[int, str], Found] = {}
+        cells: dict[tuple[int, str], Cell] = {}
 
         def turn(made: Crew) -> None:
             for batch in self._size.batches:
-                self._turn(net, batch, made, cells.setdefault((batch, made.rival.name), Found()))
+                self._turn(net, batch, made, cells.setdefault((batch, made.rival.name), Cell()))
 
         self._take_turns(net.name, ranks, lambda rival: rival.trains, turn)
         rivals = {rival.name: rival for rival, _ in self._present}
@@ -332,7 +332,7 @@ class Table:
             )
             self._out.samples[f"{net.name}, P={ranks}, batch {batch}, {name}"] = vars(cell)
 
-    def _turn(self, net: Network, batch: int, made: Crew, cell: Found) -> None:
+    def _turn(self, net: Network, batch: int, made: Crew, cell: Cell) -> None:
         """Run one turn of training and add its figures to a cell."""
         order = {"do": "train", "tensors": net.tensors, "compute_ms": net.compute_ms(batch)}
         begun = time.monotonic()

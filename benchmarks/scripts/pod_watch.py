@@ -114,7 +114,7 @@ async def event(kubeconfig: Path, meter: Meter) -> None:
     meter.known = store.pod_count
 
     @kopf.on.event("", "v1", "pods", registry=registry)
-    async def seen(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    async def on_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
         entry = pod_of(msgspec.convert(dict(body), PodObject), time.time())
         assert entry is not None
         namespace, job, pod = entry
@@ -138,7 +138,7 @@ async def index(kubeconfig: Path, meter: Meter) -> None:
         return {entry[:2]: entry[2]}
 
     @kopf.on.event("", "v1", "pods", registry=registry)
-    async def seen(type: str | None, body: kopf.Body, **more: Any) -> None:  # noqa: A002
+    async def on_event(type: str | None, body: kopf.Body, **more: Any) -> None:  # noqa: A002
         meter.known = lambda: sum(len(of_job) for of_job in more["pods"].values())
         note(meter, type, body)
 

@@ -55,7 +55,7 @@ class JobsWatch:
         """Seconds since the last sign of life."""
         return self._clock() - self._heard_s
 
-    def heard(self) -> None:
+    def note_event(self) -> None:
         """Record a sign of life."""
         self._heard_s = self._clock()
 
@@ -92,7 +92,7 @@ class JobsWatch:
             response.release()
             response = await send(_signed(request, self._access.login))
         if response.status == HTTPStatus.OK and "watch" in request.url.query:
-            self.heard()
+            self.note_event()
         if response.status == HTTPStatus.FORBIDDEN:
             watch = "watch" in request.url.query
             self._deny(asked(request.method, request.url.path, watch=watch), await response.read())
@@ -137,8 +137,8 @@ def make_registry(store: Store, watch: JobsWatch) -> kopf.OperatorRegistry:
         return await watch.let_in()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def seen(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002
-        watch.heard()
+    async def on_event(type: str | None, body: Mapping[str, Any], **_: Any) -> None:  # noqa: A002
+        watch.note_event()
         plain = _plain(body)
         metadata = plain["metadata"]
         if type == "DELETED":

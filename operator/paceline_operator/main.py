@@ -95,7 +95,7 @@ class Operator:
         self._controller: Controller | None = None
         self._links = Links(
             secrets_of=self._secrets_of,
-            heard=self._heard,
+            on_status=self._take_status,
             missed=self._missed,
             arrived=self._arrived,
             clock=time.monotonic,
@@ -324,7 +324,7 @@ class Operator:
             for key in self._store.jobs:
                 self._queue.add(key)
 
-    def _heard(self, key: Key, status: Status) -> None:
+    def _take_status(self, key: Key, status: Status) -> None:
         if (memory := self._memory(key)) is not None:
             memory.hear(status, time.time())
             self._queue.add(key)

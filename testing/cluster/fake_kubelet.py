@@ -100,7 +100,7 @@ class FakeKubelet:
         self._http = http
         self._nodes = nodes
         # Pod uid -> the last state requested for it: "run", its exit code, or "go".
-        self._told: dict[str, str] = {}
+        self._phases: dict[str, str] = {}
         self._addresses = deque(islice(ipaddress.ip_network(pods).hosts(), 1, None))
         self._given: dict[str, str] = {}
         """Pod uid -> its address."""
@@ -162,7 +162,7 @@ class FakeKubelet:
         return version
 
     def _forget(self, uid: str) -> None:
-        self._told.pop(uid, None)
+        self._phases.pop(uid, None)
         self._turns.pop(uid, None)
         if address := self._given.pop(uid, ""):
             self._addresses.append(ipaddress.ip_address(address))
@@ -178,9 +178,9 @@ class FakeKubelet:
         exit_code = (meta.annotations or {}).get(EXIT_CODE)
         wanted = "go" if meta.deletionTimestamp else exit_code or "run"
         over = pod.status.phase in ("Succeeded", "Failed")
-        if self._told.get(meta.uid) == wanted or (over and wanted != "go"):
+        if self._phases.get(meta.uid) == wanted or (over and wanted != "go"):
             return  # a finished pod never changes again
-        self._told[meta.uid] = wanted
+        self._phases[meta.uid] = wanted
         path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
         if wanted == "go":
             body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}

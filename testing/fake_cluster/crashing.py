@@ -23,15 +23,15 @@ class Crashing(Kube):
     """API client that ends the process at the write number `at`."""
 
     at = 0
-    seen = 0
+    calls = 0
 
     async def request(self, method: str, target: str, **more: Any) -> Mapping[str, Any]:
         """Send a request, and exit before or after it if its turn has come."""
         if method != "GET":
-            Crashing.seen += 1
-            if Crashing.seen == self.at:
+            Crashing.calls += 1
+            if Crashing.calls == self.at:
                 os._exit(KILLED)
-            if Crashing.seen == -self.at:
+            if Crashing.calls == -self.at:
                 await super().request(method, target, **more)
                 os._exit(KILLED)
         return await super().request(method, target, **more)

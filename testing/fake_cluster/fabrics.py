@@ -45,7 +45,7 @@ def free(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
     return Observed(nodes=nodes, fabrics={**spared, **more})
 
 
-def seen(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
+def cluster_of(nodes: dict[str, Node] = NODES, **more: Any) -> Observed:
     """Return an observation of the nodes with the built-in profiles."""
     return Observed(nodes=nodes, fabrics={**built_in(), **more})
 

@@ -102,7 +102,7 @@ class Loopback:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._seen, self._forgotten, self._due = 0, 0, False
+        self._read, self._forgotten, self._due = 0, 0, False
         self.server = Owned(time.time)
         for number in range(NODES):
             self.server.insert("nodes", "", _node(f"node{number}"))
@@ -129,9 +129,9 @@ class Loopback:
     def _kubelets(self) -> None:
         self._due = False
         log = self.server.log
-        while self._seen < len(log):
-            kind, what, body = log[self._seen]
-            self._seen += 1
+        while self._read < len(log):
+            kind, what, body = log[self._read]
+            self._read += 1
             if kind != "pods" or what == "DELETED":
                 continue
             metadata = body["metadata"]

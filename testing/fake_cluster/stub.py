@@ -196,7 +196,7 @@ class Fleet:
         for gone in set(self._pods) - uids:
             await self._gone(self._pods[gone])
         for pod in pods["items"]:
-            await self._seen(pod)
+            await self._on_pod(pod)
         return str(pods["metadata"]["resourceVersion"])
 
     async def _follow(self, version: str) -> None:
@@ -211,11 +211,11 @@ class Fleet:
                 if event["type"] == "DELETED":
                     await self._gone(event["object"])
                 else:
-                    await self._seen(event["object"])
+                    await self._on_pod(event["object"])
 
     # ---- pods -----------------------------------------------------------------------------------
 
-    async def _seen(self, pod: dict[str, Any]) -> None:
+    async def _on_pod(self, pod: dict[str, Any]) -> None:
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         if LABEL_SLOT in pod["metadata"]["labels"]:

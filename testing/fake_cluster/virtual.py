@@ -121,7 +121,7 @@ class Network:
         self._ends: dict[Address, list[End]] = {}
         self._swallowing: set[str] = set()
         """Hosts whose traffic is held back in both directions; senders do not notice."""
-        self._heard = asyncio.Event()
+        self._news = asyncio.Event()
         self.opened = 0
 
     def listen(self, address: Address, factory: Callable[[], Any]) -> Listener:
@@ -134,8 +134,8 @@ class Network:
         """Wait until an address can be reached; raise ConnectionRefusedError without a listener."""
         await asyncio.sleep(LATENCY_S)
         while address[0] in self._swallowing:
-            self._heard.clear()
-            await self._heard.wait()
+            self._news.clear()
+            await self._news.wait()
         if address not in self.listeners:
             raise ConnectionRefusedError(111, f"nobody listens at {address}")
 
@@ -164,7 +164,7 @@ class Network:
     def swallow(self, host: str, swallows: bool) -> None:
         """Hold back all traffic of a host, or deliver everything that was held back."""
         (self._swallowing.add if swallows else self._swallowing.discard)(host)
-        self._heard.set()
+        self._news.set()
         for end in self._of(host):
             end.hold(swallows)
 

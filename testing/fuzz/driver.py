@@ -48,7 +48,7 @@ class Finding:
 
     key: str
     """Kind and place: two inputs with the same key show the same mistake."""
-    told: str
+    problem: str
     data: bytes
 
 
@@ -68,7 +68,7 @@ class Report:
         lines = [f"{self.target}: {counts}, {slowest}, {len(self.findings)} findings"]
         for finding in self.findings.values():
             lines += [
-                finding.told,
+                finding.problem,
                 f"    input of {len(finding.data)} bytes: {finding.data[:300]!r}",
             ]
         return "\n".join(lines)

@@ -40,7 +40,7 @@ class Director:
     def __init__(
         self, steps: list[list[Any]], at_the_end: list[list[Any]], folder: Path, slow_log: str
     ) -> None:
-        self.said: list[str] = []
+        self.actions: list[str] = []
         self.transports: set[str] = set()
         """Transports that moved gradients, as the statuses reported them."""
         self.undone = [list(step) for step in steps]
@@ -68,37 +68,39 @@ class Director:
         if self._disk is not None:
             self._disk.cancel()
         if self._task.done() and not self._task.cancelled() and self._task.exception():
-            self.said.append(repr(self._task.exception()))
+            self.actions.append(repr(self._task.exception()))
 
     async def _play(self) -> None:
         while self.undone:
             action, number, milliseconds, moment_ms = self.undone[0]
             if moment_ms >= 0:
-                await self._seen(self._goes_well)
+                await self._await_status(self._goes_well)
             await asyncio.sleep(abs(moment_ms) / 1000)
             at_s = now_ns() / NS_PER_S
             await getattr(self, f"_{action}")(number, milliseconds)
             version = self._status.version if self._status else 0
-            self.said.append(f"{action} {number} {milliseconds} at round {version}, {at_s:.4f} s")
+            self.actions.append(
+                f"{action} {number} {milliseconds} at round {version}, {at_s:.4f} s"
+            )
             self._base = version + ROUNDS_BETWEEN
             self.undone.pop(0)
-        await self._seen(self._goes_well)
+        await self._await_status(self._goes_well)
         self._brake.unlink()
         if self._at_the_end:
-            await self._seen(lambda status: status.stopping)
+            await self._await_status(lambda status: status.stopping)
         for action, number, milliseconds, moment_ms in self._at_the_end:
             await asyncio.sleep(moment_ms / 1000)
             await getattr(self, f"_late_{action}")(number, milliseconds)
             assert self._status is not None
             released = any(h.reason == "Released" for h in self._status.history)
-            self.said.append(f"{action} {number} {milliseconds} at the end, {released=}")
+            self.actions.append(f"{action} {number} {milliseconds} at the end, {released=}")
 
     def _goes_well(self, status: Status) -> bool:
         """Return True if enough rounds were made and all wanted ranks are active."""
         active = [r for r in status.ranks if r.state is RankPhase.ACTIVE]
         return status.version >= self._base and len(active) == status.replicas * status.procs
 
-    async def _seen(self, want: Any) -> Status:
+    async def _await_status(self, want: Any) -> Status:
         async with asyncio.timeout(WAIT_S):
             while self._status is None or not want(self._status):
                 self._news.clear()
@@ -127,7 +129,7 @@ class Director:
 
     async def _scale(self, replicas: int, _: int) -> None:
         self._cluster.scale(replicas)
-        await self._seen(lambda s: s.replicas == replicas)
+        await self._await_status(lambda s: s.replicas == replicas)
 
     async def _coordinator_kill(self, _: int, __: int) -> None:
         self._cluster.kill_coordinator()
@@ -168,7 +170,7 @@ class Director:
 
     async def _self(self, place: int, _: int) -> None:
         """Wait until a rank has killed itself at a place in the code (see the script)."""
-        await self._seen(
+        await self._await_status(
             lambda s: any(
                 r.state is RankPhase.DEAD and place_of(r.member, s.procs) == place for r in s.ranks
             )
@@ -222,7 +224,7 @@ class Director:
                     return rank
             return None
 
-        rank = find(await self._seen(find))
+        rank = find(await self._await_status(find))
         assert rank is not None
         return rank
 

@@ -24,7 +24,7 @@ class Ended:
     """The result of a run."""
 
     code: int | None
-    said: str
+    output: str
     explained: str
     """Output of `paceline explain`."""
     wrong: tuple[str, ...]
@@ -32,7 +32,7 @@ class Ended:
 
     def __str__(self) -> str:
         wrong = "\n".join(self.wrong)
-        return f"{wrong}\nexit code {self.code}\n{self.said}\nexplain: {self.explained}"
+        return f"{wrong}\nexit code {self.code}\n{self.output}\nexplain: {self.explained}"
 
 
 def carry_out(folder: Path, plan: Plan) -> Ended:

@@ -95,9 +95,9 @@ class ForkedCall:
         self._gone = os.pidfd_open(self._keeper)
         for fd in (out_write, told_write):
             os.close(fd)
-        self._out, self._told = out_read, os.fdopen(told_read, "rb", buffering=0)
-        self._said = b""
-        self.pid = int(self._told.readline())
+        self._out, self._status = out_read, os.fdopen(told_read, "rb", buffering=0)
+        self._output = b""
+        self.pid = int(self._status.readline())
         self.returncode: int | None = None
         OPEN.add(self)
 
@@ -118,12 +118,12 @@ class ForkedCall:
         while (left_s := until - time.monotonic()) > 0 and self._out >= 0:
             if select.select([self._out], [], [], left_s)[0]:
                 part = os.read(self._out, 65_536)
-                self._said += part
+                self._output += part
                 if not part:
                     os.close(self._out)
                     self._out = -1
         self.wait(max(0.0, until - time.monotonic()))
-        return self._said.decode(errors="replace"), None
+        return self._output.decode(errors="replace"), None
 
     def lines(self) -> Iterator[str]:
         """Yield each line of the output as it comes, until its end; use it in one thread only."""
@@ -159,7 +159,7 @@ class ForkedCall:
                 except ProcessLookupError:
                     continue
         self._wait(0.0)
-        self._told.close()
+        self._status.close()
         for fd in {self._gone, self._out} - {-1}:
             os.close(fd)
         self._gone = self._out = -1
@@ -168,6 +168,6 @@ class ForkedCall:
         return self._gone >= 0 and not select.select([self._gone], [], [], for_s)[0]
 
     def _wait(self, timeout: float) -> int | None:
-        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int(self._told.readline()))
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(self._status.readline()))
         return self.returncode

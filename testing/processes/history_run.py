@@ -98,7 +98,7 @@ async def _history(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         "message": result.outcome.message,
         "left_over": result.left_over,
         "printed": printed,
-        "said": [*messages, *director.said],
+        "said": [*messages, *director.actions],
         "undone": director.undone,
         "checkpoints": checkpoints(folder / CHECKPOINTS),
         "agents": agents(folder),

@@ -261,7 +261,7 @@ class Checkers:
         if go.degraded or go.trigger is Trigger.INITIATOR:
             return
         made = log.read(go)
-        fresh = made.heard.fresh
+        fresh = made.arrivals.fresh
         needed = _needed(log)
         assert len(fresh) >= needed, f"I6: {fresh} are fewer than {needed}"
         for share in made.shares:

@@ -42,9 +42,9 @@ class Disk:
         self.published: list[Copy] = []
         self.written: dict[SimRank, Copy] = {}
 
-    def look(self) -> ev.Found:
+    def look(self) -> ev.CheckpointFound:
         """Return the newest checkpoint, as a rank would find it now."""
-        return ev.Found(self.published[-1].kept if self.published else None)
+        return ev.CheckpointFound(self.published[-1].kept if self.published else None)
 
     def save(self, rank: SimRank, order: ev.Save) -> None:
         """Copy a rank's state, and post Written to the rank after a delay."""

@@ -167,7 +167,7 @@ class Links:
         for name, number in list(self.sim.ranks[src].connections.items()):
             pod.hear(name, src, m.RankEnvelope(number, message))
 
-    def heard(self, pod: SimPod, name: str, src: MemberId, envelope: m.RankEnvelope) -> None:
+    def from_rank(self, pod: SimPod, name: str, src: MemberId, envelope: m.RankEnvelope) -> None:
         """Relay a rank's message to a coordinator, as its agent does."""
         if (pod.key, name) not in self.open:
             return

@@ -67,7 +67,7 @@ class SimPod:
 
     def hear(self, name: str, src: MemberId, envelope: m.RankEnvelope) -> None:
         """Receive a message from one of the ranks for a coordinator."""
-        self.act(lambda: self.sim.links.heard(self, name, src, envelope))
+        self.act(lambda: self.sim.links.from_rank(self, name, src, envelope))
 
     def told_to_beat_every(self, ms: int) -> None:
         """Set the heartbeat interval; small groups use BEAT_MS, since runs are short (R42)."""

@@ -44,7 +44,7 @@ class UnlaunchedGroup:
         self._of(shard, supervise.Exited(code, ""))
 
     def _of(self, shard: int, event: supervise.Event) -> None:
-        self.group._heard(self.group._ranks[shard], event)
+        self.group._on_event(self.group._ranks[shard], event)
 
     @property
     def errors(self) -> list[ScriptError]:

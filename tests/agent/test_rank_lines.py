@@ -23,7 +23,7 @@ class Voice:
     def open(self, _: MemberId) -> None:
         self._note("open")
 
-    def heard(self, _: MemberId, data: bytes) -> None:
+    def receive(self, _: MemberId, data: bytes) -> None:
         self._note("heard", data)
 
     def anew(self, member: MemberId) -> None:

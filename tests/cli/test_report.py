@@ -47,13 +47,13 @@ from urllib.request import urlopen
 
 torch.set_num_threads(1)
 torch.manual_seed(1)
-told = {"loading": [], "link": []}
+durations = {"loading": [], "link": []}
 make_transport = engine.make_transport
 
 def pause(kind, seconds):
     begun = time.monotonic()
     time.sleep(seconds)
-    told[kind].append(time.monotonic() - begun)
+    durations[kind].append(time.monotonic() - begun)
 
 def slow_link(*args, **options):
     transport = make_transport(*args, **options)
@@ -62,7 +62,7 @@ def slow_link(*args, **options):
         begun = time.monotonic()
         done = allreduce(buffers, *rest)
         pause("link", sum(x.nbytes for x in buffers) / 4e6 - (time.monotonic() - begun))
-        told["link"][-1] += time.monotonic() - begun - told["link"][-1]
+        durations["link"][-1] += time.monotonic() - begun - durations["link"][-1]
         return done
     transport.allreduce = slow
     transport.allreduce_in_turn = Transport.allreduce_in_turn.__get__(transport)  # by the one above
@@ -89,7 +89,7 @@ for _ in loader.epochs(1):
     address = json.loads(target.read_text())[0]["targets"][0]
     page = urlopen(f"http://{address}/metrics").read().decode()
     pathlib.Path(f"page-{place}").write_text(page)
-pathlib.Path(f"told-{place}").write_text(json.dumps(told))
+pathlib.Path(f"durations-{place}").write_text(json.dumps(durations))
 """
 
 
@@ -114,7 +114,7 @@ def trained(folder: Path, *words: str) -> None:
 def measured(run: Path, kind: str) -> float:
     """Return the mean pause per step that the fault measured, without the first step."""
     means = []
-    for path in sorted(run.glob("told-*")):
+    for path in sorted(run.glob("durations-*")):
         pauses = json.loads(path.read_text())[kind][-7:]
         means.append(sum(pauses) / len(pauses))
     return float(sum(means) / len(means))

@@ -45,13 +45,13 @@ import torch
 from urllib.request import urlopen
 
 torch.set_num_threads(1)
-told = {"reading": [], "writing": []}
+durations = {"reading": [], "writing": []}
 
 def timed(kind, work, *words):
     begun = time.monotonic()
-    found = work(*words)
-    told[kind].append(time.monotonic() - begun)
-    return found
+    result = work(*words)
+    durations[kind].append(time.monotonic() - begun)
+    return result
 
 sync = os.fsync
 os.fsync = lambda fd: timed("writing", sync, fd)
@@ -86,7 +86,7 @@ if pl.is_publisher():
         time.sleep(0.2)
     pathlib.Path("page").write_text(text)
     pathlib.Path("publisher").write_text(str(pl.rank()))
-pathlib.Path(f"told-{pl.rank()}").write_text(json.dumps(told))
+pathlib.Path(f"durations-{pl.rank()}").write_text(json.dumps(durations))
 """
 
 
@@ -105,7 +105,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(run: Path, rank: int | str, kind: str) -> list[float]:
-    durations: list[float] = json.loads((run / f"told-{rank}").read_text())[kind]
+    durations: list[float] = json.loads((run / f"durations-{rank}").read_text())[kind]
     return durations
 
 

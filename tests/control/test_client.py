@@ -65,7 +65,7 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.connections: list[web.WebSocketResponse] = []
-        self.heard: asyncio.Queue[tuple[int, msgspec.Struct]] = asyncio.Queue()
+        self.messages: asyncio.Queue[tuple[int, msgspec.Struct]] = asyncio.Queue()
         self.url = ""
         self.deaf = 0
         """Number of connection attempts that get no answer."""
@@ -77,20 +77,20 @@ class Coordinator:
         """Wait for `message` and return the number of its connection, starting at 1."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                number, received = await self.heard.get()
+                number, received = await self.messages.get()
                 if received == message:
                     return number
 
     async def wait_for(self, kind: type) -> Any:
         async with asyncio.timeout(WAIT_S):
             while True:
-                _, received = await self.heard.get()
+                _, received = await self.messages.get()
                 if isinstance(received, kind):
                     return received
 
     async def next(self) -> msgspec.Struct:
         async with asyncio.timeout(WAIT_S):
-            return (await self.heard.get())[1]
+            return (await self.messages.get())[1]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -104,7 +104,7 @@ class Coordinator:
         number = len(self.connections)
         async for message in connection:
             if message.type is WSMsgType.TEXT:
-                self.heard.put_nowait((number, wire.message_of_pod(message.data)))
+                self.messages.put_nowait((number, wire.message_of_pod(message.data)))
         return connection
 
 
@@ -131,7 +131,7 @@ class Pod(Failing):
     """
 
     obeyed: list[Any] = field(default_factory=list)
-    told: list[tuple[MemberId, Any]] = field(default_factory=list)
+    orders: list[tuple[MemberId, Any]] = field(default_factory=list)
     stopped: set[MemberId] = field(default_factory=set)
     numbers: dict[MemberId, int] = field(default_factory=dict)
     voice: PodVoice = field(init=False)
@@ -150,7 +150,7 @@ class Pod(Failing):
 
     def tell(self, member: MemberId, data: bytes) -> None:
         order = wire.message_to_rank(data)
-        self.told.append((member, order))
+        self.orders.append((member, order))
         if isinstance(order, Introduce):
             self.numbers[member] = order.connection
             if member not in self.stopped:
@@ -158,7 +158,7 @@ class Pod(Failing):
 
     def say(self, message: Any) -> None:
         envelope = RankEnvelope(self.numbers[message.member], message)
-        self.voice.heard(message.member, msgspec.json.encode(envelope))
+        self.voice.receive(message.member, msgspec.json.encode(envelope))
 
 
 def voice_of(pod: Pod, *urls: str, token: str = TOKEN) -> PodVoice:
@@ -238,9 +238,9 @@ def test_heartbeats_and_metrics_follow_the_interval_of_the_coordinator() -> None
             rhythm = BeatEvery(ms=20, figures=3)
             await mine.tell(wire.to_json(rhythm))
             await mine.wait(AGAIN)
-            assert pod.told[-1] == (ME, rhythm), "the ranks make no more figures than are wanted"
+            assert pod.orders[-1] == (ME, rhythm), "the ranks make no more figures than are wanted"
             voice.open(OTHER)
-            assert pod.told[-1] == (OTHER, rhythm)
+            assert pod.orders[-1] == (OTHER, rhythm)
             await mine.wait(register(OTHER))
             counts = []
             for _ in range(2):
@@ -406,8 +406,8 @@ def test_multicast_orders_reach_each_rank_and_stale_messages_are_dropped() -> No
             await mine.tell(wire.to_json(ORDER))
             while not pod.obeyed:
                 await mine.wait_for(PodBeat)
-            assert pod.told[-2:] == [(ME, order), (OTHER, order)]
-            voice.heard(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME] + 99, STOPPED)))
+            assert pod.orders[-2:] == [(ME, order), (OTHER, order)]
+            voice.receive(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME] + 99, STOPPED)))
             pod.say(Heartbeat(ME, NO_GENERATION, NO_GENERATION, 0))
             beat = await mine.wait_for(PodBeat)
             while not beat.heard:
@@ -426,8 +426,8 @@ def test_malformed_and_impersonating_messages_of_ranks_are_dropped() -> None:
             await mine.wait(HELLO)
             voice.open(ME)
             await mine.wait(register(ME))
-            voice.heard(ME, b"nonsense")
-            voice.heard(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME], register(OTHER))))
+            voice.receive(ME, b"nonsense")
+            voice.receive(ME, msgspec.json.encode(RankEnvelope(pod.numbers[ME], register(OTHER))))
             assert isinstance(await mine.next(), PodBeat)
 
     refused = (Entry.RANK_PIPE, RefusalReason.MALFORMED)

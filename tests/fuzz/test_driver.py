@@ -31,7 +31,7 @@ def test_an_unexpected_error_is_a_finding_with_a_minimized_input() -> None:
 
     report = run(target(read, ValueError, RecursionError), 200)
     [finding] = report.findings.values()
-    assert finding.told.startswith("raises TypeError")
+    assert finding.problem.startswith("raises TypeError")
     assert len(finding.data) == 1
 
 

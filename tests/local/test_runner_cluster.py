@@ -76,7 +76,7 @@ async def _follow(cluster: Cluster, client: Client) -> None:
         try:
             status = await client.status(after=seq, wait_s=5.0)
             seq = status.seq
-            cluster.heard(status)
+            cluster.take_status(status)
         except CoordinatorAwayError:
             await asyncio.sleep(0.05)
 
@@ -173,7 +173,7 @@ def test_many_replicas_are_started_a_few_at_a_time(
     async def act(cluster: Cluster, client: Client) -> None:
         assert len(cluster.agents) == 1
         # The task that follows the coordinator may not have received this status yet.
-        cluster.heard(await wait_until(client, lambda s: len(living(s)) == 2))
+        cluster.take_status(await wait_until(client, lambda s: len(living(s)) == 2))
         cluster.scale(3)
         assert len(cluster.agents) == 3, "the two before are up"
         await wait_until(client, lambda s: len(living(s)) == 3)
@@ -227,7 +227,7 @@ def test_nothing_is_started_after_the_release(tmp_path: Path, away: str) -> None
 
     async def act(cluster: Cluster, client: Client) -> None:
         status = await wait_until(client, lambda s: set(living(s)) == {(0, 0), (1, 0)})
-        cluster.heard(replace(status, stopping=True))
+        cluster.take_status(replace(status, stopping=True))
         coordinator = cluster._coordinator
         assert coordinator is not None
         if away == "killed":

@@ -61,12 +61,12 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.failed and "platform" in values:
         platform: Platform = values["platform"]
         for job in values.get("jobs", ()):
-            report.sections.append((f"job {job.name}", _told(job.story)))
-        report.sections.append(("operator", _told(platform.operator_logs)[-20000:]))
+            report.sections.append((f"job {job.name}", _text_of(job.story)))
+        report.sections.append(("operator", _text_of(platform.operator_logs)[-20000:]))
     return report
 
 
-def _told(tell: Callable[[], str]) -> str:
+def _text_of(tell: Callable[[], str]) -> str:
     """Return the text, or why it cannot be read: a broken cluster must not end the session."""
     try:
         return tell()

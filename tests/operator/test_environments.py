@@ -27,7 +27,7 @@ from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.fabrics import built_in
 
 from scripts.try_manifests import Template, job_of, templates_in
-from testing.fake_cluster.fabrics import GPU, gpu_job, name_of, seen
+from testing.fake_cluster.fabrics import GPU, cluster_of, gpu_job, name_of
 from testing.fake_cluster.observations import job_of as job_with
 from testing.fake_cluster.parts import KEY
 
@@ -125,14 +125,14 @@ def test_each_built_in_profile_has_an_environment() -> None:
 def required_on(env: Environment) -> ChosenFabric | NoFabric:
     carries = built_in()[env.profile].carries
     if carries == FabricRequirement.ANY or env.profile in BY_NAME_ALONE:
-        return fabric_of(gpu_job(profile=env.profile), seen(env.nodes()))
-    return fabric_of(gpu_job(str(carries)), seen(env.nodes()))
+        return fabric_of(gpu_job(profile=env.profile), cluster_of(env.nodes()))
+    return fabric_of(gpu_job(str(carries)), cluster_of(env.nodes()))
 
 
 @each_environment
 def test_the_nodes_of_an_environment_say_which_profile_it_is(env: Environment) -> None:
     assert name_of(required_on(env)) == env.profile
-    unasked = fabric_of(gpu_job(), seen(env.nodes()))
+    unasked = fabric_of(gpu_job(), cluster_of(env.nodes()))
     assert isinstance(unasked, ChosenFabric)
     text = unasked.profile if unasked.profile != PLAIN else unasked.message
     if env.profile not in BY_NAME_ALONE:
@@ -143,7 +143,7 @@ def test_coreweave_gives_its_shared_resource_unasked_and_once() -> None:
     """The pods need no privileges, and 1 of the 1,000 gives a pod all adapters."""
     for env in ENVIRONMENTS:
         if env.profile.startswith("coreweave"):
-            chosen = fabric_of(gpu_job(), seen(env.nodes()))
+            chosen = fabric_of(gpu_job(), cluster_of(env.nodes()))
             assert isinstance(chosen, ChosenFabric)
             assert (chosen.profile, chosen.pod["resources"]) == (env.profile, {"rdma/ib": 1})
 
@@ -152,14 +152,14 @@ def test_coreweave_gives_its_shared_resource_unasked_and_once() -> None:
 def test_a_resource_of_two_providers_is_not_guessed_without_their_labels(required: str) -> None:
     """AKS gives a pod 8 of `rdma/ib`, CoreWeave 1 of 1,000; nothing here says which it is."""
     nodes = {"node-1": Node("node-1", offers=GPU | {"rdma/ib": 1000})}
-    choice = fabric_of(gpu_job(required), seen(nodes))
+    choice = fabric_of(gpu_job(required), cluster_of(nodes))
     words = choice.why if isinstance(choice, NoFabric) else choice.message
     assert isinstance(choice, NoFabric) == bool(required)
     assert "azure-ib (nodes with kubernetes.azure.com/cluster Exists)" in words
     assert "coreweave-ib (nodes with node.coreweave.cloud/type Exists and" in words
     assert "Name one in spec.fabric.profile" in words
     # Whoever names it knows: then the resource decides how much a pod gets.
-    named = fabric_of(gpu_job(profile="coreweave-ib"), seen(nodes))
+    named = fabric_of(gpu_job(profile="coreweave-ib"), cluster_of(nodes))
     assert isinstance(named, ChosenFabric)
     assert named.pod["resources"] == {"rdma/ib": 1}
 
@@ -167,7 +167,7 @@ def test_a_resource_of_two_providers_is_not_guessed_without_their_labels(require
 @pytest.mark.parametrize("required", ["", "RDMA"])
 def test_two_networks_of_one_priority_are_not_guessed(required: str) -> None:
     both = {"nvidia.com/mlnxnics": 8, "nvidia.com/hostdev": 8}
-    choice = fabric_of(gpu_job(required), seen({"n": Node("n", offers=GPU | both)}))
+    choice = fabric_of(gpu_job(required), cluster_of({"n": Node("n", offers=GPU | both)}))
     words = choice.why if isinstance(choice, NoFabric) else choice.message
     assert isinstance(choice, NoFabric) == bool(required)
     assert "the profiles hostdev and sriov-ib fit the nodes alike" in words
@@ -271,7 +271,7 @@ def by_hand(env: Environment, required: str = "") -> JobObject:
 
 @each_environment
 def test_a_template_that_asks_for_the_network_by_hand_is_recognized(env: Environment) -> None:
-    choice = fabric_of(by_hand(env), seen(env.nodes()))
+    choice = fabric_of(by_hand(env), cluster_of(env.nodes()))
     assert choice == ChosenFabric(OWN, "GPUDirect", {}), (
         "nothing is added, and nothing is complained of"
     )
@@ -279,16 +279,16 @@ def test_a_template_that_asks_for_the_network_by_hand_is_recognized(env: Environ
 
 def test_a_network_asked_for_by_hand_is_filled_in_only_if_it_is_required() -> None:
     env = next(env for env in ENVIRONMENTS if env.profile == "aws-efa")
-    choice = fabric_of(by_hand(env, "RDMA"), seen(env.nodes()))
+    choice = fabric_of(by_hand(env, "RDMA"), cluster_of(env.nodes()))
     assert name_of(choice) == "aws-efa"
     elsewhere = {"n": Node("n", offers=GPU | {"rdma/ours": 1})}
     job = gpu_job("RDMA", trainer={"resources": {"limits": {"nvidia.com/gpu": 8, "rdma/ours": 1}}})
-    assert name_of(fabric_of(job, seen(elsewhere))) == OWN
+    assert name_of(fabric_of(job, cluster_of(elsewhere))) == OWN
 
 
 def test_a_job_can_say_that_its_template_is_all_that_its_pods_get() -> None:
     env = next(env for env in ENVIRONMENTS if env.profile == "coreweave-ib")
-    choice = fabric_of(gpu_job("RDMA", profile=OWN), seen(env.nodes()))
+    choice = fabric_of(gpu_job("RDMA", profile=OWN), cluster_of(env.nodes()))
     assert choice == ChosenFabric(OWN, "GPUDirect", {})
 
 

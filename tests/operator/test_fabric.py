@@ -29,7 +29,7 @@ from paceline_operator.core.refusals import CreationRefusal, RefusalKind
 from paceline_operator.fabrics import built_in
 
 from testing.bad_fabrics import BREAKING
-from testing.fake_cluster.fabrics import GPU, IB, NODES, free, gpu_job, name_of, seen
+from testing.fake_cluster.fabrics import GPU, IB, NODES, cluster_of, free, gpu_job, name_of
 from testing.fake_cluster.observations import NOW, coordinator_status, job_of, worker
 
 # ---- choice of the profile ------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_privileged_profile_is_used_only_if_asked_for(pod: FabricPod) -> None:
 
 
 def test_an_event_names_the_network_that_a_job_does_not_use() -> None:
-    changes = reconcile(gpu_job(), replace(seen(), sent=Sent(secret=True)), NOW)
+    changes = reconcile(gpu_job(), replace(cluster_of(), sent=Sent(secret=True)), NOW)
     assert len(changes.workers) == 2
     assert changes.status is not None
     assert changes.status["fabric"]["profile"] == "tcp"
@@ -259,7 +259,7 @@ def test_the_hint_about_a_network_hides_no_refusal_of_pods() -> None:
     refusal = CreationRefusal(
         RefusalKind.TEMPLATE, "spec.nodeNam: unknown field", NOW, 1, generation=3
     )
-    refused = replace(seen(), refusal=refusal, sent=Sent(secret=True))
+    refused = replace(cluster_of(), refusal=refusal, sent=Sent(secret=True))
     changes = reconcile(gpu_job(), refused, NOW)
     assert changes.workers == ()
     assert changes.status is not None

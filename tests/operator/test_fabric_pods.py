@@ -16,7 +16,7 @@ from paceline_operator.core.pods import children
 from paceline_operator.core.pods.fabric import ChosenFabric
 from paceline_operator.fabrics import built_in
 
-from testing.fake_cluster.fabrics import GPU, gpu_job, seen
+from testing.fake_cluster.fabrics import GPU, cluster_of, gpu_job
 from testing.fake_cluster.observations import job_of
 from testing.fake_cluster.parts import KEY
 
@@ -47,7 +47,9 @@ def test_pods_with_each_built_in_profile_match_the_golden_file() -> None:
     by_profile: dict[str, Any] = {}
     for name in sorted(built_in()):
         offers = GPU | dict.fromkeys(resources_of(name), 8)
-        chosen = fabric_of(gpu_job(profile=name), seen({"node-1": Node("node-1", offers=offers)}))
+        chosen = fabric_of(
+            gpu_job(profile=name), cluster_of({"node-1": Node("node-1", offers=offers)})
+        )
         assert isinstance(chosen, ChosenFabric)
         by_profile[name] = added(plain, pod_with(chosen, job))
     file = GOLDEN / "fabrics.yaml"
@@ -90,7 +92,7 @@ EVERYTHING = FabricSpec(
 
 
 def test_a_profile_applies_all_its_settings_to_a_worker() -> None:
-    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    chosen = fabric_of(gpu_job(profile="own"), cluster_of(own=EVERYTHING))
     assert isinstance(chosen, ChosenFabric)
     pod = pod_with(chosen, gpu_job())
     spec, trainer = pod["spec"], pod["spec"]["containers"][0]
@@ -127,7 +129,7 @@ def test_settings_of_the_template_win_over_the_profile() -> None:
             "securityContext": {"capabilities": {"drop": ["NET_RAW"], "add": ["SYS_PTRACE"]}},
         },
     )
-    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    chosen = fabric_of(gpu_job(profile="own"), cluster_of(own=EVERYTHING))
     assert isinstance(chosen, ChosenFabric)
     spec = pod_with(chosen, job)["spec"]
     trainer = spec["containers"][0]
@@ -151,7 +153,7 @@ def test_parts_of_the_template_with_the_same_name_are_kept() -> None:
     }
     mounts = [{"name": "gib", "mountPath": "/usr/local/gib", "readOnly": True}]
     job = gpu_job(trainer={"volumeMounts": mounts}, **own)
-    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    chosen = fabric_of(gpu_job(profile="own"), cluster_of(own=EVERYTHING))
     assert isinstance(chosen, ChosenFabric)
     spec = pod_with(chosen, job)["spec"]
     for part, (item,) in own.items():
@@ -167,7 +169,7 @@ def test_a_privileged_profile_keeps_what_the_template_says_of_privileges() -> No
         carries=FabricRequirement.RDMA,
         pod=FabricPod(privileged=True, run_as_user=0, capabilities=("IPC_LOCK",)),
     )
-    chosen = fabric_of(gpu_job(profile="own"), seen(own=own))
+    chosen = fabric_of(gpu_job(profile="own"), cluster_of(own=own))
     assert isinstance(chosen, ChosenFabric)
     (trainer,) = pod_with(chosen, gpu_job())["spec"]["containers"]
     context = trainer["securityContext"]
@@ -184,7 +186,7 @@ def test_a_daemon_that_the_template_has_as_a_container_is_not_added_again() -> N
     daemon = {"name": "daemon", "image": "mine"}
     trainer = {"name": "trainer", "image": "i", "command": ["train"]}
     job = job_of(template={"spec": {"containers": [daemon, trainer]}})
-    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    chosen = fabric_of(gpu_job(profile="own"), cluster_of(own=EVERYTHING))
     assert isinstance(chosen, ChosenFabric)
     spec = pod_with(chosen, job)["spec"]
     assert "initContainers" not in spec, "two containers of one name are refused"
@@ -196,7 +198,7 @@ def test_a_null_field_counts_as_absent() -> None:
     trainer = dict.fromkeys(("env", "ports", "volumeMounts", "securityContext"))
     nothing: dict[str, Any] = dict.fromkeys(parts)
     job = gpu_job(trainer=trainer, **nothing)
-    chosen = fabric_of(gpu_job(profile="own"), seen(own=EVERYTHING))
+    chosen = fabric_of(gpu_job(profile="own"), cluster_of(own=EVERYTHING))
     assert isinstance(chosen, ChosenFabric)
     assert pod_with(chosen, job) == pod_with(chosen, gpu_job())
 

@@ -29,7 +29,7 @@ def test_a_dead_watch_of_jobs_fails_liveness() -> None:
     desk.now_s += DEAD_S + 1
     assert "trainingjobs" in desk.health.alive()
     assert f'age_seconds{{kind="trainingjobs"}} {DEAD_S + 1}' in desk.health.page().decode()
-    desk.jobs.heard()
+    desk.jobs.note_event()
     assert desk.health.alive() == ""
 
 

@@ -30,12 +30,12 @@ class Candidate:
         self, house: House, identity: str, *, token_file: Path | None, fast: float
     ) -> None:
         self._loop, self._fast, self._stopped_s = house.loop, fast, 0.0
-        self.told: list[bool] = []
+        self.changes: list[bool] = []
         self.election = Election(
             Access(lambda: Login(house.api.url, token_file=token_file)),
             Terms(NAMESPACE, identity, DURATION_S, RENEW_S),
             clock=lambda: fast * house.loop.time(),
-            changed=self.told.append,
+            changed=self.changes.append,
         )
         self._task = house.loop.create_task(self.election._elect())
 
@@ -103,8 +103,8 @@ def test_the_first_candidate_leads_and_keeps_the_lead(house: House) -> None:
     house.until_leads(one, 0.2)
     two = house.candidate("two")
     house.spend(60)
-    assert one.told == [True]
-    assert two.told == []
+    assert one.changes == [True]
+    assert two.changes == []
     assert house.holder == "one"
     assert one.election.epoch == 1
 
@@ -133,7 +133,7 @@ def test_a_leader_that_ends_in_order_is_replaced_at_once(house: House) -> None:
     house.spend(5)
     one.ends()
     house.until_leads(two, 2.0)
-    assert one.told == [True, False]
+    assert one.changes == [True, False]
 
 
 def test_a_returning_holder_leads_at_once_in_a_new_epoch(house: House) -> None:
@@ -153,10 +153,10 @@ def test_without_an_api_server_the_lead_ends_before_the_lease_does(house: House)
     house.spend(DURATION_S * (1 - MARGIN))
     assert not one.leads
     house.spend(0.2)  # the election checks ten times a second
-    assert one.told == [True, False]
+    assert one.changes == [True, False]
     house.api.away(False)
     house.until_leads(one, RENEW_S)
-    assert one.told == [True, False, True]
+    assert one.changes == [True, False, True]
     assert one.election.epoch == 2, "what it had told before is older"
 
 
@@ -167,7 +167,7 @@ def test_a_short_outage_of_the_api_server_does_not_cost_the_lead(house: House) -
     house.spend(4)
     house.api.away(False)
     house.spend(20)
-    assert one.told == [True]
+    assert one.changes == [True]
 
 
 def test_an_api_server_that_drops_all_packets_ends_the_lead_too(house: House) -> None:
@@ -227,7 +227,7 @@ def test_clock_rates_that_differ_by_a_tenth_are_harmless(house: House, fast: flo
     house.spend(5)
     two = house.candidate("two", fast=fast)
     house.spend(30)
-    assert one.told == [True]
+    assert one.changes == [True]
     house.loop.network.cut(HOST)
     house.api.away(True)
     house.spend(DURATION_S)
@@ -244,7 +244,7 @@ def test_a_missing_token_file_counts_as_a_failed_request(house: House, tmp_path:
     house.spend(5)
     token.unlink()
     house.spend(DURATION_S)
-    assert one.told == [True, False]
+    assert one.changes == [True, False]
     token.write_text("abc")
     house.until_leads(one, RENEW_S)
 

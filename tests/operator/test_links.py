@@ -62,7 +62,7 @@ def job(name: str = "digits", replicas: int = 2) -> JobObject:
 
 
 @dataclass
-class Heard:
+class StatusRecorder:
     """A recorder of what the links report to the operator."""
 
     statuses: list[Status] = field(default_factory=list)
@@ -76,14 +76,14 @@ class Heard:
 
 @asynccontextmanager
 async def links(
-    heard: Callable[[Key, Status], None],
+    on_status: Callable[[Key, Status], None],
     *,
     metrics: OperatorMetrics | None = None,
     missed: Callable[[Key, Unheard, bool], None] = lambda *_: None,
 ) -> AsyncIterator[Links]:
     async with Links(
         secrets_of=lambda *_: (KEYS.operator_token, operator_context(KEYS)),
-        heard=heard,
+        on_status=on_status,
         missed=missed,
         arrived=lambda *_: None,
         clock=asyncio.get_running_loop().time,
@@ -120,7 +120,7 @@ async def coordinator(
 @pytest.mark.long
 def test_a_connection_costs_little_memory() -> None:
     async def scenario() -> float:
-        received = Heard()
+        received = StatusRecorder()
 
         async def answer(request: web.Request) -> web.Response:
             if "after" in request.query:
@@ -150,9 +150,11 @@ HONEST = 2
 """The `seq` of the answer that the operator may believe."""
 
 
-async def heard_after(hostile: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Heard:
+async def heard_after(
+    hostile: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> StatusRecorder:
     """Return what the links report if the first answer is hostile and the next one correct."""
-    received, asked = Heard(), 0
+    received, asked = StatusRecorder(), 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
         nonlocal asked
@@ -228,7 +230,7 @@ def test_the_size_limit_follows_existing_pods_and_not_the_spec(pods: int, *, tak
     assert asked.settings is not None
 
     async def scenario() -> tuple[list[int], OperatorMetrics]:
-        received, metrics, refused = Heard(), OperatorMetrics(), asyncio.Event()
+        received, metrics, refused = StatusRecorder(), OperatorMetrics(), asyncio.Event()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": HONEST, "ranks": [RANK] * 300})
@@ -267,7 +269,7 @@ def test_refused_answers_are_counted_by_reason_and_logged_in_one_line(
     wanted = {"form", "length", "count"}
 
     async def scenario() -> dict[str, float]:
-        received, metrics, asked = Heard(), OperatorMetrics(), 0
+        received, metrics, asked = StatusRecorder(), OperatorMetrics(), 0
 
         async def answer(_: web.Request) -> web.Response:
             nonlocal asked
@@ -303,7 +305,7 @@ def test_a_peers_error_message_is_shortened_and_printable() -> None:
             failures.append(unheard)
             news.set()
 
-        async with coordinator(answer) as url, links(Heard(), missed=missed) as made:
+        async with coordinator(answer) as url, links(StatusRecorder(), missed=missed) as made:
             key = ("default", "digits")
             made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=True)
             async with asyncio.timeout(30):
@@ -391,7 +393,7 @@ def test_an_endless_response_loses_its_connection(first: bytes, flood: bytes) ->
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_context(KEYS))
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with links(Heard()) as made:
+        async with links(StatusRecorder()) as made:
             key = ("default", "digits")
             made.follow(key, job(), url, key_id=KEYS.key_id, pods=2, hurry=False)
             async with asyncio.timeout(60):
@@ -415,8 +417,8 @@ def test_answers_are_decoded_outside_the_event_loop_thread(monkeypatch: pytest.M
 
     monkeypatch.setattr(cluster_coordinator, "read_coordinator_status", slow)
 
-    async def scenario() -> Heard:
-        received = Heard()
+    async def scenario() -> StatusRecorder:
+        received = StatusRecorder()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": HONEST})
@@ -458,7 +460,7 @@ def test_an_answer_that_never_completes_times_out(monkeypatch: pytest.MonkeyPatc
 def test_redirects_are_not_followed() -> None:
     """Otherwise a tenant's coordinator could make the operator send requests inside the cluster."""
 
-    async def scenario() -> tuple[Heard, int]:
+    async def scenario() -> tuple[StatusRecorder, int]:
         asked = 0
 
         async def elsewhere(_: web.Request) -> web.Response:
@@ -480,7 +482,7 @@ def test_redirects_are_not_followed() -> None:
 
 def test_cookies_are_not_kept() -> None:
     async def scenario() -> list[str]:
-        received, cookies = Heard(), []
+        received, cookies = StatusRecorder(), []
 
         async def answer(request: web.Request) -> web.Response:
             cookies.append(request.headers.get("Cookie", ""))
@@ -512,8 +514,8 @@ def test_a_large_job_may_send_a_larger_answer() -> None:
         for slot in range(1000)
     ]
 
-    async def scenario() -> Heard:
-        received = Heard()
+    async def scenario() -> StatusRecorder:
+        received = StatusRecorder()
 
         async def answer(_: web.Request) -> web.Response:
             return web.json_response({"seq": 1, "ranks": ranks})
@@ -551,7 +553,7 @@ def test_a_job_with_a_lost_key_is_logged_once(caplog: pytest.LogCaptureFixture) 
     async def scenario() -> None:
         async with Links(
             secrets_of=lambda *_: None,
-            heard=Heard(),
+            on_status=StatusRecorder(),
             missed=lambda *args: missed.append(args),
             arrived=lambda *_: None,
             clock=asyncio.get_running_loop().time,

@@ -141,7 +141,7 @@ class Server:
 
     def __init__(self, *steps: Step) -> None:
         self.now_s = NOW
-        self.told: list[float | None] = []
+        self.times: list[float | None] = []
         """The `live_since_s` of the watch at each of its requests, and at the end."""
         self._steps = iter(steps)
         source = observe.pod_source(Store(lambda _: None), lambda: self.now_s, "")
@@ -150,14 +150,14 @@ class Server:
     @asynccontextmanager
     async def stream(self, path: str, query: Any, *, silence_s: float) -> AsyncIterator[Any]:
         del path, silence_s
-        self.told.append(self.watch.live_since_s)
+        self.times.append(self.watch.live_since_s)
         if "watch" not in query:
             yield Answer(LIST)
             return
         step = next(self._steps, None)
         if step is None:
             yield Answer()
-            self.told.append(self.watch.live_since_s)
+            self.times.append(self.watch.live_since_s)
             raise asyncio.CancelledError
         if step.refused is not None:
             self.now_s += step.after_s
@@ -177,7 +177,7 @@ class Server:
 
         monkeypatch.setattr(observe, "pause", pause)
         asyncio.run(scenario())
-        return self.told
+        return self.times
 
 
 class Answer:

@@ -215,7 +215,7 @@ async def missed_at(
     failures: asyncio.Queue[tuple[Unheard, bool]] = asyncio.Queue()
     links = driver.Links(
         secrets_of=lambda *_: (KEYS.operator_token, operator_context(KEYS)),
-        heard=lambda *_: None,
+        on_status=lambda *_: None,
         missed=lambda _, unheard_of, away: failures.put_nowait((unheard_of, away)),
         arrived=lambda *_: None,
         clock=clock,

@@ -140,7 +140,7 @@ class Tags(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.style = ""
-        self._said: list[str] = []
+        self._words: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -149,12 +149,12 @@ class Tags(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.elements and self.elements[-1][0] == "style" and not self.style:
             self.style = data
-        self._said += data.split()
+        self._words += data.split()
 
     @property
     def text(self) -> str:
         """Return all text of the page, with single spaces."""
-        return " ".join(self._said)
+        return " ".join(self._words)
 
     @property
     def shape(self) -> list[tuple[str, tuple[str, ...]]]:

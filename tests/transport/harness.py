@@ -288,21 +288,21 @@ class ThreadRank(Rank):
         self.name = name
         self._hubs = hubs
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[Outcome | Entered] = queue.SimpleQueue()
-        self._body = RankBody(lambda kind: in_memory(kind, hubs, name), tell=self._said.put)
+        self._outcomes: queue.SimpleQueue[Outcome | Entered] = queue.SimpleQueue()
+        self._body = RankBody(lambda kind: in_memory(kind, hubs, name), tell=self._outcomes.put)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         while (command := self._commands.get()) is not None:
-            self._said.put(self._body.run(*command))
+            self._outcomes.put(self._body.run(*command))
 
     def start(self, command: str, *arguments: Any) -> None:
         self._commands.put((command, *arguments))
 
     def _hear(self, timeout_s: float) -> Outcome | Entered:
         try:
-            return self._said.get(timeout=timeout_s)
+            return self._outcomes.get(timeout=timeout_s)
         except queue.Empty:
             raise AssertionError(f"{self.name} gave no answer in {timeout_s} s") from None
 

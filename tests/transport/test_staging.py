@@ -195,10 +195,10 @@ class HostTransport(SimTransport):
 
     def __init__(self, hub: Hub, own_name: str) -> None:
         super().__init__(hub, own_name)
-        self.seen: list[int] = []
+        self.sizes: list[int] = []
 
     def allreduce(self, buffers: Sequence[torch.Tensor], abort: Abort, algorithm: str) -> None:
-        self.seen.append(sum(buffer.numel() for buffer in buffers))
+        self.sizes.append(sum(buffer.numel() for buffer in buffers))
         super().allreduce(buffers, abort, algorithm)
 
 
@@ -217,12 +217,12 @@ def test_all_ranks_cut_buffers_alike_if_one_has_a_gpu(
         groups = [Group("g", 1, peers, i) for i in range(2)]
         list(pool.map(lambda r, g: r.open(g, Abort(), 10.0), ranks, groups))
         for transport in inner:
-            transport.seen.clear()
+            transport.sizes.clear()
         buffers = [torch.full((2 * NUMEL + 5,), float(i + 1)) for i in range(2)]
         list(pool.map(lambda r, b: r.allreduce([b], Abort(), NATIVE), ranks, buffers))
     for transport, buffer in zip(inner, buffers, strict=True):
-        assert len(transport.seen) == pieces
-        assert sum(transport.seen) == buffer.numel()
+        assert len(transport.sizes) == pieces
+        assert sum(transport.sizes) == buffer.numel()
         assert set(buffer.tolist()) == {3.0}
     for rank in ranks:
         rank.shutdown()

@@ -12,7 +12,7 @@ from paceline.core.rank.within import Greeting, Key, Mail, Welcome
 from paceline.refusals import RefusalReason
 from paceline.worker import group
 from paceline.worker.comm_thread import CommThread
-from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, PendingMail, _Heard
+from paceline.worker.group import MAIL_MAX, FollowerThread, LeadThread, PendingMail, _Received
 from paceline.worker.peer_sockets import ReceivedMessage
 from paceline_api.ids import GenerationId
 
@@ -37,8 +37,8 @@ class Group:
         self.taken: list[Key] = []
         peers: Any = SimpleNamespace(refuse=self.refused.append)
         machine: Any = SimpleNamespace(state=SimpleNamespace(promise=NOW))
-        self.told: list[Any] = []
-        line: Any = SimpleNamespace(tell=self.told.append)
+        self.messages: list[Any] = []
+        line: Any = SimpleNamespace(tell=self.messages.append)
         self.lead = LeadThread.__new__(LeadThread)
         self.follower = FollowerThread.__new__(FollowerThread)
         for thread in (self.lead, self.follower):
@@ -51,8 +51,8 @@ class Group:
 
     def tell_lead(self) -> None:
         """Deliver to the lead what the follower has sent since the last call."""
-        while self.told:
-            self.lead._take(_Heard(1, self.told.pop(0)))
+        while self.messages:
+            self.lead._take(_Received(1, self.messages.pop(0)))
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_messages_of_an_older_generation_are_not_kept(shards: Group) -> None:
         shards.lead._receive(mail(number, old))
         shards.follower._receive(mail(number, old))
     assert len(shards.lead._mail) == len(shards.follower._mail) == 0
-    assert shards.told == []
-    shards.lead._take(_Heard(1, Mail(("state", old, 1))))
+    assert shards.messages == []
+    shards.lead._take(_Received(1, Mail(("state", old, 1))))
     assert shards.lead._arrived == {}
 
 

@@ -142,12 +142,12 @@ class OneRank:
         self.reducer.complete()
         return finished
 
-    def heard(self) -> ev.Coming | None:
+    def next_coming(self) -> ev.Coming | None:
         return self.posted.get(timeout=PATIENCE_S)
 
     def outcome(self) -> ev.Reduced | ev.Voided | ev.ChannelFailed | None:
         """Return the outcome of the streamed round, skipping earlier announcements."""
-        while self.heard() is not None:
+        while self.next_coming() is not None:
             pass
         return self.reducer.outcome()
 
@@ -188,14 +188,14 @@ def test_a_batch_is_announced_once_its_first_segment_is_ready(rank: OneRank) -> 
     with pytest.raises(queue.Empty):
         rank.posted.get(timeout=QUIET_S)
     rank.write(0, 1.0)
-    assert rank.heard() == COMING
+    assert rank.next_coming() == COMING
 
 
 def test_segments_are_sent_when_ready_and_the_last_one_after_the_step(
     rank: OneRank,
 ) -> None:
     rank.compute(1.0)
-    assert rank.heard() == COMING
+    assert rank.next_coming() == COMING
     rank.reducer.reduce(order(in_hand=True, factor=2.0))
     assert rank.channel.begun() == (2.0, False)
     assert rank.reducer.busy_since_ns
@@ -627,13 +627,13 @@ def test_a_step_does_not_complete_the_batch_that_began_after_it(rank: OneRank) -
     has completed the step.
     """
     rank.compute(1.0, 2.0, 3.0)
-    assert rank.heard() == COMING
+    assert rank.next_coming() == COMING
     rank.reducer.close()
     rank.reducer.finish(STEP)
     rank.gradients.swap()
     rank.compute(4.0, 5.0, 6.0)
     rank.reducer.complete()
-    assert rank.heard() == COMING
+    assert rank.next_coming() == COMING
     rank.reducer.reduce(order(in_hand=True))
     for value in (4.0, 5.0):
         assert rank.channel.begun() == (value, False)

@@ -43,14 +43,14 @@ class Server(System):
         self.rank = self.ranks = ranks
         self._coming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         server = grpc.server(futures.ThreadPoolExecutor(1))
-        coming = grpc.unary_unary_rpc_method_handler(self._heard)
+        coming = grpc.unary_unary_rpc_method_handler(self._on_message)
         handlers = grpc.method_handlers_generic_handler("rivals.Control", {"Coming": coming})
         server.add_generic_rpc_handlers((handlers,))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         self._server = server
 
-    def _heard(self, word: bytes, _: Any) -> bytes:
+    def _on_message(self, word: bytes, _: Any) -> bytes:
         self._coming.put(word)
         return b""
 

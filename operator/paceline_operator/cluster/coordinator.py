@@ -124,7 +124,7 @@ class CoordinatorLink:
 class Links:
     """Connections to all coordinators; implements `controller.Coordinators` on one event loop.
 
-    `heard` receives each status. `missed` receives the failure of a request, and True if the
+    `on_status` receives each status. `missed` receives the failure of a request, and True if the
     coordinator is away, whenever the cause changes or the coordinator goes away. `arrived` receives
     each inventory that the coordinator has acknowledged. `secrets_of` returns token and TLS context
     for a job's uid and a key id, or None if that key is lost.
@@ -134,7 +134,7 @@ class Links:
         self,
         *,
         secrets_of: Callable[[str, str], tuple[str, ssl.SSLContext] | None],
-        heard: Callable[[Key, Status], None],
+        on_status: Callable[[Key, Status], None],
         missed: Callable[[Key, Unheard, bool], None],
         arrived: Callable[[Key, PodInventory], None],
         clock: Callable[[], float],
@@ -142,7 +142,7 @@ class Links:
         metrics: OperatorMetrics,
     ) -> None:
         self._secrets_of, self._arrived = secrets_of, arrived
-        self._heard, self._missed = heard, missed
+        self._on_status, self._missed = on_status, missed
         self._clock, self._leads = clock, leads
         self._metrics = metrics
         self._bytes, self._seconds = Shares(NAMESPACE_BYTES), Shares(NAMESPACE_DECODE_S)
@@ -271,7 +271,7 @@ class Links:
             link.away, link.answered_s, link.seq = False, self._clock(), status.seq
             link.replicas = status.replicas
             link.unheard = None
-            self._heard(link.key, status)
+            self._on_status(link.key, status)
             await self._rest(link)
 
     async def _rest(self, link: CoordinatorLink) -> None:

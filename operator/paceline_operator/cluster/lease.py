@@ -60,9 +60,9 @@ class Election:
         self._access, self._terms, self._clock = access, terms, clock
         self._changed = changed
         self._renewed_s = float("-inf")
-        self._seen: tuple[str, str] = ("", "")
+        self._last_renewal: tuple[str, str] = ("", "")
         """Holder and renewal time of the Lease as last read."""
-        self._seen_s = 0.0
+        self._last_renewal_s = 0.0
         """Time at which this renewal was first read."""
         self.epoch = 0
         """Number of the present leadership: leaseTransitions of the Lease."""
@@ -129,11 +129,11 @@ class Election:
         spec = lease.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
         mark = (holder, str(spec.get("renewTime")))
-        if mark != self._seen:
-            self._seen, self._seen_s = mark, now_s
+        if mark != self._last_renewal:
+            self._last_renewal, self._last_renewal_s = mark, now_s
         duration_s = float(spec.get("leaseDurationSeconds") or self._terms.duration_s)
         mine = holder == self._terms.identity
-        if not mine and holder and now_s - self._seen_s < duration_s:
+        if not mine and holder and now_s - self._last_renewal_s < duration_s:
             return False
         lapsed = mine and self._leading and not self.leads()
         transitions = int(spec.get("leaseTransitions") or 0)
@@ -148,8 +148,8 @@ class Election:
         self._renewed_s = asked_s
         spec = lease["spec"]
         self.epoch = int(spec["leaseTransitions"])
-        self._seen = (self._terms.identity, str(spec["renewTime"]))
-        self._seen_s = asked_s
+        self._last_renewal = (self._terms.identity, str(spec["renewTime"]))
+        self._last_renewal_s = asked_s
 
     async def _read(self, kube: Kube) -> Mapping[str, Any] | None:
         try:

@@ -40,7 +40,7 @@ class Services:
     ) -> None:
         self._api, self._clock, self._in_use = api, clock, in_use
         self._scope = scope
-        self._found = False
+        self._listed = False
         """True if the Services of earlier operators were listed."""
         self._applied_s: dict[str, float] = {}
         self._idle_since_s: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Services:
 
     async def look(self, leads: Callable[[], bool]) -> None:
         """Look at each Service once: apply it again, or remove it if it is unused for long."""
-        if not self._found:
+        if not self._listed:
             try:
                 await self._find()
             except ApiError as error:
@@ -89,7 +89,7 @@ class Services:
         ):
             # Treat it as applied long ago, so that the first look applies it if it is in use.
             self._applied_s.setdefault(namespace, float("-inf"))
-        self._found = True
+        self._listed = True
 
     async def _look_at(self, namespace: str) -> None:
         now_s = self._clock()

@@ -197,7 +197,7 @@ class CertificateFiles:
         """
         self._certificate, self._key = folder / "tls.crt", folder / "tls.key"
         try:
-            self._seen = self._state()
+            self._last_state = self._state()
             self._newest = self._context()
         except (OSError, ssl.SSLError) as error:
             raise PacelineError(
@@ -211,9 +211,9 @@ class CertificateFiles:
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, *_: object) -> None:
         with suppress(OSError, ssl.SSLError):
             now = self._state()
-            if now != self._seen:
+            if now != self._last_state:
                 self._newest = self._context()
-                self._seen = now
+                self._last_state = now
         connection.context = self._newest
 
     def _context(self) -> ssl.SSLContext:

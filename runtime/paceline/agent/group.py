@@ -75,7 +75,7 @@ class GroupProcess:
                 record_fd=self._records[shard - 1] if shard else record_fd,
                 shard=shard,
                 group=group,
-                post=self._heard,
+                post=self._on_event,
             )
             for shard, group in enumerate(groups)
         ]
@@ -137,7 +137,7 @@ class GroupProcess:
             os.close(record)
         self._records.clear()
 
-    def _heard(self, rank: RankProcess, event: supervise.Event) -> None:
+    def _on_event(self, rank: RankProcess, event: supervise.Event) -> None:
         match event:
             case supervise.Up(pid=pid):
                 self._up.add(rank.shard)

@@ -137,7 +137,7 @@ class NcclLog:
     """The connections in the NCCL log of one rank, read bit by bit."""
 
     path: Path
-    found: Connections = field(default_factory=Connections)
+    connections: Connections = field(default_factory=Connections)
     _read: dict[Path, int] = field(default_factory=dict)
     """Octets read so far of each file, up to the end of a line."""
 
@@ -148,8 +148,8 @@ class NcclLog:
                 stream.seek(self._read.get(file, 0))
                 text, newline, _ = stream.read(LOG_MAX).rpartition(b"\n")
             self._read[file] = self._read.get(file, 0) + len(text) + len(newline)
-            self.found += nccl_connections(text.decode(errors="replace").splitlines())
-        return self.found
+            self.connections += nccl_connections(text.decode(errors="replace").splitlines())
+        return self.connections
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Voice(Protocol):
     def open(self, member: MemberId) -> None:
         """Note that this rank has a line now."""
 
-    def heard(self, member: MemberId, data: bytes) -> None:
+    def receive(self, member: MemberId, data: bytes) -> None:
         """Take a packet that the rank has sent."""
 
     def anew(self, member: MemberId) -> None:
@@ -131,5 +131,5 @@ class _Line:
         if data is None:
             self.close()
             return False
-        self._voice.heard(self._member, data)
+        self._voice.receive(self._member, data)
         return True

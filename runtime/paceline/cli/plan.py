@@ -80,7 +80,7 @@ def plan(wanted: PlanArguments, output: Output | None) -> int:
                 return EXIT_INTERRUPTED
             book = books.enter(book, [measurement])
             plan_file.write(path, book)
-    book = books.enter(book, _found(subject, book))
+    book = books.enter(book, _measurements_of(subject, book))
     known = {row.setting.model for row in books.rows(book)} | speedups.keys()
     _check_known(subject, book, models, known)
     asked = plans.Asked(
@@ -157,7 +157,7 @@ def _check_groups(ranks: Sequence[int], models: Sequence[int]) -> None:
                 )
 
 
-def _found(subject: Planned, book: Book) -> Iterable[Measurement]:
+def _measurements_of(subject: Planned, book: Book) -> Iterable[Measurement]:
     """Return what can be measured of the job now; nothing if it has ended or is suspended.
 
     Args:
@@ -171,7 +171,7 @@ def _found(subject: Planned, book: Book) -> Iterable[Measurement]:
         NoSamplesError: The job has no samples, and there is no earlier measurement either.
     """
     try:
-        return subject.found()
+        return subject.measurements()
     except NoSamplesError as error:
         if not books.rows(book):
             raise

@@ -36,7 +36,7 @@ class Planned:
     """Path of its job file; None for a job that was given by its name."""
     book: Path
     """File of the earlier measurements and forecasts."""
-    found: Callable[[], Iterable[Measurement]]
+    measurements: Callable[[], Iterable[Measurement]]
     """Returns what can be measured now; raises PacelineError if that is not possible."""
     hint: str
     """Advice for the case that nothing is known about the job."""

@@ -68,7 +68,7 @@ class Tokens:
             file: The file that replaces it; None if nothing does.
         """
         self._first, self._file = (first,), file
-        self._seen: tuple[int, int, int] | None = None
+        self._identity: tuple[int, int, int] | None = None
         self._looked_ns: int | None = None
         self.accepted: tuple[str, ...] = self._first
 
@@ -108,10 +108,10 @@ class Tokens:
         try:
             state = file.stat()
         except FileNotFoundError:
-            self._seen = None
+            self._identity = None
             return self._first
         identity = (state.st_ino, state.st_mtime_ns, state.st_size)
-        if identity == self._seen:
+        if identity == self._identity:
             return None
-        self._seen = identity
+        self._identity = identity
         return read_tokens(read_file(file, FILE_BYTES_MAX))

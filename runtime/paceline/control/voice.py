@@ -144,7 +144,7 @@ class PodVoice:
         """Make a rank register again, because messages to it were lost."""
         self._introduce(member, self._relay.anew(member))
 
-    def heard(self, member: MemberId, data: bytes) -> None:
+    def receive(self, member: MemberId, data: bytes) -> None:
         """Process a packet from a rank. A malformed one is dropped and counted."""
         try:
             words = self._relay.hear(member, wire.said_by_rank(data))

@@ -107,7 +107,7 @@ class LocalJobs:
         Returns:
             True if the other methods accept this name.
         """
-        return self._found(name) is not None
+        return self._find_run(name) is not None
 
     def submit(
         self, job: TrainingJob, *, folder: Path, function: Mapping[str, str] = NOTHING
@@ -285,7 +285,7 @@ class LocalJobs:
     # ---- which run -------------------------------------------------------------------------
 
     def _run(self, name: str) -> _Run:
-        if (run := self._found(name)) is not None:
+        if (run := self._find_run(name)) is not None:
             return run
         others = ", ".join(entry.job for entry in index.running(self._env)) or "none"
         raise NoSuchJobError(
@@ -293,7 +293,7 @@ class LocalJobs:
             hint=f"running jobs: {others}; start one with `paceline run job.yaml`",
         )
 
-    def _found(self, name: str) -> _Run | None:
+    def _find_run(self, name: str) -> _Run | None:
         """Return the run that `name` refers to; None if there is none.
 
         A run folder comes first. Then comes a running job below `runs/` of this folder, then the

@@ -165,7 +165,7 @@ class Cluster:
         self._over = False
         """True once the last round is made. A coordinator that was restarted or stopped does not
         know it."""
-        self._heard: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         """Pods, by slot and attempt, of which the coordinator knows a rank."""
         self._again: asyncio.TimerHandle | None = None
         self._stale = asyncio.Event()
@@ -245,13 +245,13 @@ class Cluster:
         if self._coordinator is not None:
             self._coordinator.signal(signal.SIGKILL)
 
-    def heard(self, status: Status) -> None:
+    def take_status(self, status: Status) -> None:
         """Take in a new status of the coordinator.
 
         A coordinator that was restarted has no inventory and no targets, so they are sent again.
         """
         self._over = self._over or status.stopping or status.outcome is not None
-        self._heard |= {pod_of(rank.member) for rank in status.ranks}
+        self._reported |= {pod_of(rank.member) for rank in status.ranks}
         if self._again is not None:
             self._start_missing()
         if status.coordinator != self._informed:
@@ -362,7 +362,7 @@ class Cluster:
             slot.started_ns
             for number, slot in self._slots.items()
             if slot.agent is not None
-            and (number, slot.attempt) not in self._heard
+            and (number, slot.attempt) not in self._reported
             and now_ns() - slot.started_ns < STARTING_NS
         ]
 
@@ -423,7 +423,7 @@ class Cluster:
         deadline_ns = now_ns() + round(ASK_S * NS_PER_S)
         while not self._over and now_ns() < deadline_ns:
             try:
-                self.heard(await self._client.status())
+                self.take_status(await self._client.status())
             except CoordinatorAwayError:
                 await asyncio.sleep(RETRY_S)
                 continue

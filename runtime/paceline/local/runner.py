@@ -435,7 +435,7 @@ class Runner:
             self._say(f"{happening.reason}: {first}{' ...' if more else ''}")
             if happening.reason == RELEASED and not self._interrupts and not self._suspended:
                 self._complete_first = True
-        cluster.heard(status)
+        cluster.take_status(status)
         self._show(status, self._timeline)
         self._tell()
 

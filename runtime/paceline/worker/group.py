@@ -42,13 +42,13 @@ from paceline.core.rank.agreement import (
 from paceline.core.rank.within import (
     Came,
     FromLead,
+    FromScript,
     Greeting,
     Interrupt,
     Key,
     Mail,
     Message,
     Ordered,
-    Said,
     Square,
     Total,
     Welcome,
@@ -176,7 +176,7 @@ class GroupRendezvous:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard(Within):
+class _Received(Within):
     """A message that arrived over a line; `message` is None at the end of the other rank."""
 
     shard: int
@@ -284,23 +284,23 @@ class LeadThread(_ShardThread):
             if isinstance(message, Answer):
                 answers.put(message)
             else:
-                self.post(_Heard(shard, message))
+                self.post(_Received(shard, message))
         answers.put(None)
-        self.post(_Heard(shard, None))
+        self.post(_Received(shard, None))
 
     # ---- the thread -----------------------------------------------------------------------
 
     def _take(self, event: ev.Event | Within) -> None:
         match event:
-            case _Heard(shard=shard, message=Said(event=called)):
+            case _Received(shard=shard, message=FromScript(event=called)):
                 self._script_called(shard, called)
-            case _Heard(shard=shard, message=Mail(key=key)):
+            case _Received(shard=shard, message=Mail(key=key)):
                 if self._mail.is_wanted(key, self.machine.state.promise):
                     self._arrived.setdefault(key, set()).add(shard)
                     self._open_mail(key)
-            case _Heard(shard=shard, message=Wrote(event=written)):
+            case _Received(shard=shard, message=Wrote(event=written)):
                 self._written(shard, written)
-            case _Heard():
+            case _Received():
                 _end_with(f"rank {event.shard}", over=self.machine.state.ended)
             case ev.Written():
                 self._written(0, event)
@@ -416,22 +416,22 @@ class FollowerThread(_ShardThread):
                 case Total():
                     self._totals.put(message)
                 case _:
-                    self.post(_Heard(0, message))
+                    self.post(_Received(0, message))
         self._totals.put(None)
-        self.post(_Heard(0, None))
+        self.post(_Received(0, None))
 
     # ---- the thread -----------------------------------------------------------------------
 
     def _take(self, event: ev.Event | Within) -> None:
         match event:
-            case _Heard(message=Ordered(now_ns=now, event=ordered)):
+            case _Received(message=Ordered(now_ns=now, event=ordered)):
                 self._obey(ordered, now)
-            case _Heard():
+            case _Received():
                 _end_with("rank 0", over=self.machine.state.ended)
             case ev.Step():
-                self._lead.tell(Said(self._reducer.finish(event)))
+                self._lead.tell(FromScript(self._reducer.finish(event)))
             case _ if isinstance(event, SCRIPT):
-                self._lead.tell(Said(event))
+                self._lead.tell(FromScript(event))
             case ev.Written():
                 self._lead.tell(Wrote(event))
             case _:

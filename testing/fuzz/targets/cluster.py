@@ -134,11 +134,11 @@ class _Lines(ApiServer):
 
     def __init__(self, data: bytes) -> None:
         self.url = "https://here"
-        self._said = data
+        self._lines = data
 
     def lines(self, path: str, query: Any = None, *, silence_s: float) -> Any:  # noqa: ARG002
         """Yield the lines of the input."""
-        yield from self._said.decode(errors="replace").split("\n")
+        yield from self._lines.decode(errors="replace").split("\n")
 
 
 def _laptops_watch(stack: ExitStack, _folder: Path) -> Reader:

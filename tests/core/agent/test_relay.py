@@ -37,9 +37,9 @@ class Pod:
             self.open(who)
 
     def open(self, who: MemberId) -> list[object]:
-        return self.told(who, self.relay.open(who))
+        return self.introduce(who, self.relay.open(who))
 
-    def told(self, who: MemberId, word: m.Introduce | None) -> list[object]:
+    def introduce(self, who: MemberId, word: m.Introduce | None) -> list[object]:
         if word is None or who in self.stopped:
             return []
         self.numbers[who] = word.connection
@@ -47,7 +47,7 @@ class Pod:
 
     def connect(self) -> None:
         for who, word in self.relay.connect():
-            self.told(who, word)
+            self.introduce(who, word)
 
     def say(self, message: m.RankMessage | m.Heartbeat, number: int | None = None) -> list[object]:
         who = message.member
@@ -121,7 +121,7 @@ def test_a_rank_that_stopped_reading_registers_again() -> None:
     assert word is not None
     assert pod.relay.listeners((A,)) == []
     assert pod.say(m.Stopped(GEN, A, 5), old) == []
-    assert pod.told(A, word) == [register(A)]
+    assert pod.introduce(A, word) == [register(A)]
     assert pod.relay.listeners((A,)) == [A]
 
 

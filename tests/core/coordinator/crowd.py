@@ -34,7 +34,7 @@ class Crowd:
         self.members = [MemberId(s, n, 0) for s in range(pods) for n in range(PROCS)]
         config = coord.Config("job", replicas=pods, procs=PROCS, settle_ns=60 * S)
         self.coordinator = coord.Coordinator(config, uid=UID, now_ns=self.now)
-        self.told: list[coord.ToRank] = []
+        self.orders: list[coord.ToRank] = []
         self.numbers: dict[MemberId, int] = {}
         self.relays = {pod: self._relay(pod) for pod in self.pods}
         self.rows: Rows = ()
@@ -52,7 +52,7 @@ class Crowd:
             if isinstance(effect, coord.WakeAt):
                 self.wake = effect.at_ns
             elif isinstance(effect, coord.ToRank):
-                self.told.append(effect)
+                self.orders.append(effect)
 
     def at(self, at_ns: int) -> None:
         """Advance the clock; due timers fire on the way."""
@@ -97,8 +97,8 @@ class Crowd:
 
     def answer(self) -> None:
         """Answer the coordinator's orders until it sends no more."""
-        while self.told:
-            orders, self.told = self.told, []
+        while self.orders:
+            orders, self.orders = self.orders, []
             gen = self.coordinator.state.gen
             self.rows = rows_of(gen.members) if gen else ()
             answers = [self._answer(x.member, x.message) for x in orders]

@@ -32,7 +32,7 @@ class Desk:
         self._now += 1
         self._coordinator.handle(self._now, coord.FromAgent(message))
 
-    def told(self, *carriers: tuple[MemberId, Network]) -> Network | None:
+    def report(self, *carriers: tuple[MemberId, Network]) -> Network | None:
         """Let all agents send two heartbeats with these networks, and return that of the job."""
         for slot in sorted({who.slot for who in self._members}) * 2:
             own = tuple((who, network) for who, network in carriers if who.slot == slot)
@@ -46,25 +46,25 @@ class Desk:
 
 def test_the_network_of_a_job_is_the_worst_of_its_members() -> None:
     desk = Desk(A, B, C)
-    assert desk.told() is Network.UNKNOWN
-    assert desk.told((A, Network.RDMA), (B, Network.RDMA)) is Network.UNKNOWN
+    assert desk.report() is Network.UNKNOWN
+    assert desk.report((A, Network.RDMA), (B, Network.RDMA)) is Network.UNKNOWN
     known = (A, Network.RDMA), (B, Network.GPUDIRECT)
-    assert desk.told(*known, (C, Network.GPUDIRECT)) is Network.RDMA
+    assert desk.report(*known, (C, Network.GPUDIRECT)) is Network.RDMA
     assert [r.carrier for r in desk.status.ranks] == ["RDMA", "GPUDirect", "GPUDirect"]
-    assert desk.told(*known) is Network.UNKNOWN, "what an agent no longer knows is not kept"
-    assert desk.told(*known, (C, Network.TCP)) is Network.TCP
-    assert desk.told((C, Network.TCP)) is Network.TCP
+    assert desk.report(*known) is Network.UNKNOWN, "what an agent no longer knows is not kept"
+    assert desk.report(*known, (C, Network.TCP)) is Network.TCP
+    assert desk.report((C, Network.TCP)) is Network.TCP
 
 
 def test_a_job_within_one_pod_has_no_network() -> None:
     desk = Desk(B, C)
-    assert desk.told((B, Network.TCP), (C, Network.TCP)) is Network.UNKNOWN
+    assert desk.report((B, Network.TCP), (C, Network.TCP)) is Network.UNKNOWN
 
 
 def test_the_history_contains_each_change_of_the_network_once() -> None:
     desk = Desk(A, B)
     for network in (Network.RDMA, Network.UNKNOWN, Network.RDMA, Network.TCP, Network.RDMA):
-        desk.told((A, Network.RDMA), (B, network))
+        desk.report((A, Network.RDMA), (B, network))
     lines = [h for h in desk.status.history if h.reason == "Carrier"]
     assert [line.facts["carrier"] for line in lines] == ["RDMA", "TCP", "RDMA"]
     assert lines[0].message == "RDMA carries the gradients between replicas"

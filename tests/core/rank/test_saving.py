@@ -160,7 +160,7 @@ NEWER = Kept(GenerationId(2, "b", 1), 12, "newer")
 
 def report(slot: int, checkpoint: Kept | None, **more: Any) -> Prepared:
     base = Rank(member(slot), pid=1, host="h", endpoints=ENDS)
-    base.handle(0, ev.Found(checkpoint))
+    base.handle(0, ev.CheckpointFound(checkpoint))
     base.handle(0, ev.Begin("same", PLAN, 2))
     [prepared] = [
         e.message for e in base.handle(0, Prepare(NEW)) if isinstance(e, ev.ToCoordinator)

@@ -25,7 +25,7 @@ EVENTS: tuple[ev.Event, ...] = (
     ev.Step((1, 2), 8, 4, metrics=(LoggedMetric("loss", 0.1, 2.0),)),
     ev.ChannelFailed("gone", ME, aborted=True),
     ev.Hashed(4, 2**63),
-    ev.Found(None, "damaged"),
+    ev.CheckpointFound(None, "damaged"),
     Commit(GEN, ME, ((ME, 1, "d"),), ME, (), ((ME, ENDS),)),
     LogPart(ID, (GO, GEN)),
     Start(GO, (ME,)),

@@ -18,7 +18,7 @@ from testing.bad_fabrics import BREAKING
 from testing.cluster.api import ApiError
 from testing.cluster.control_plane import ControlPlane
 from testing.fake_cluster.beside import Running, job, living, pods, submit, until
-from testing.fake_cluster.fabrics import gpu_job, seen
+from testing.fake_cluster.fabrics import cluster_of, gpu_job
 from testing.fake_cluster.parts import KEY
 from testing.fake_cluster.stub import Fleet
 
@@ -122,7 +122,7 @@ def test_pods_with_a_built_in_profile_are_accepted(plane: ControlPlane, name: st
     offers = dict.fromkeys(resources_of(name), 32)
     nodes = {"n": Node("n", offers={GPU: 8} | offers)}
     job = gpu_job(profile=name)
-    chosen = choose(job, seen(nodes))
+    chosen = choose(job, cluster_of(nodes))
     assert isinstance(chosen, ChosenFabric)
     pod = children.worker(job, 0, 1, fabric=chosen, key_id=KEY)
     del pod["metadata"]["ownerReferences"]

@@ -60,7 +60,7 @@ class History:
         self.nodes = nodes
         self.deleted = self.suspended = self.finished = False
         self.checkpoint = rng.random() < 0.5
-        self.told: list[str] = []
+        self.actions: list[str] = []
         self.create()
 
     def create(self) -> None:
@@ -99,7 +99,7 @@ class History:
         elif self.rng.random() < 0.03:
             self.finish(fleet)
             return
-        self.told.append(action.__name__)
+        self.actions.append(action.__name__)
         action()
 
     def nothing(self) -> None:
@@ -155,7 +155,7 @@ class History:
     def finish(self, fleet: Fleet) -> None:
         ring = fleet.ring(self.name)
         if ring is not None and ring.members and not self.suspended:
-            self.told.append("finish")
+            self.actions.append("finish")
             self.finished = True
             fleet.finish(self.name)
 
@@ -168,7 +168,7 @@ class History:
             for pod in self.pods()
             if stays(pod)
         )
-        assert all(count == 1 for count in slots.values()), (slots, self.told)
+        assert all(count == 1 for count in slots.values()), (slots, self.actions)
 
     def trouble(self) -> str:
         """Return what has not converged yet; empty if everything has."""
@@ -213,7 +213,7 @@ class Misfortune:
         plain = running.plane.kubeconfig_of(running.user, "system:masters")
         self.kubeconfig = proxy.kubeconfig(plain)
         self.crashes = self.acted = self.lives = 0
-        self.told: list[str] = []
+        self.actions: list[str] = []
 
     def start(self, crash_at: int = 0) -> None:
         options = ["--lease-duration=60"]
@@ -240,7 +240,7 @@ class Misfortune:
         if self.crashes + 1 > self.lives:
             self._acts()
         what = self.rng.choice(["cut", "kill", "none", "none"])
-        self.told.append(what)
+        self.actions.append(what)
         if what == "cut":
             self.proxy.cut()
         elif what == "kill":
@@ -321,5 +321,5 @@ def _settled(histories: list[History]) -> None:
     try:
         until(settled, "converged", CONVERGED_S)
     except AssertionError:
-        stories = {h.name: h.told for h in histories if h.name in troubles}
+        stories = {h.name: h.actions for h in histories if h.name in troubles}
         raise AssertionError(f"not converged: {troubles}; {stories}") from None

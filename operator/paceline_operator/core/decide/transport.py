@@ -113,30 +113,30 @@ def verified_at(job: JobObject) -> str | None:
 # ---- TransportVerified --------------------------------------------------------------------------
 
 
-def explained(job: JobObject, observed: Observed, found: Carried) -> tuple[bool, Reason, str]:
+def explained(job: JobObject, observed: Observed, carried_by: Carried) -> tuple[bool, Reason, str]:
     """Explain the condition TransportVerified.
 
     Args:
         job: The job.
         observed: Everything observed besides the job.
-        found: The result of `carried`.
+        carried_by: The result of `carried`.
 
     Returns:
         Whether the condition holds, its reason, and its message for the user.
     """
-    moves = f"{found.kind} moves the gradients"
-    wants = f"spec.fabric.required is {found.required}"
-    if found.standing is Standing.MET:
-        if found.required is FabricRequirement.ANY:
+    moves = f"{carried_by.kind} moves the gradients"
+    wants = f"spec.fabric.required is {carried_by.required}"
+    if carried_by.standing is Standing.MET:
+        if carried_by.required is FabricRequirement.ANY:
             return True, Reason.TRANSPORT_MEASURED, f"{moves}, chosen by measurement at the start"
-        if not found.carrier:
+        if not carried_by.carrier:
             text = f"{moves}, within one pod: no network carries them"
             return True, Reason.TRANSPORT_MEASURED, text
         return True, Reason.TRANSPORT_MEASURED, f"{moves}, as measured; {wants}"
-    if found.standing is Standing.MISSED:
-        where = _named(job, observed, lacking=ENOUGH[found.required])
+    if carried_by.standing is Standing.MISSED:
+        where = _named(job, observed, lacking=ENOUGH[carried_by.required])
         return False, Reason.TRANSPORT_DEGRADED, f"{moves}, but {wants}{where}; {CHECK}"
-    if found.standing is Standing.UNTOLD:
+    if carried_by.standing is Standing.UNTOLD:
         text = f"{moves}; {wants}, and the image's release of Paceline does not look into it"
         return False, Reason.TRANSPORT_DEGRADED, text
     return False, Reason.TRANSPORT_PENDING, f"{moves}; what carries them is being looked into"

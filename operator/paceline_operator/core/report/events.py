@@ -154,12 +154,12 @@ def _of_changes(
     return events
 
 
-def suspended_event(job: JobObject, found: Suspension) -> KubernetesEvent:
+def suspended_event(job: JobObject, suspension: Suspension) -> KubernetesEvent:
     """Return the Event of a suspension: a warning if the job loses its progress."""
-    key = f"suspend:{job.generation}:{found.reason}"
-    if found.loses_state:
-        return KubernetesEvent(key, Reason.PROGRESS_LOST, found.message, warning=True)
-    return KubernetesEvent(key, found.reason, found.message)
+    key = f"suspend:{job.generation}:{suspension.reason}"
+    if suspension.loses_state:
+        return KubernetesEvent(key, Reason.PROGRESS_LOST, suspension.message, warning=True)
+    return KubernetesEvent(key, suspension.reason, suspension.message)
 
 
 def _holds(status: Mapping[str, Any], kind: str) -> bool:

@@ -273,7 +273,7 @@ class Weighing:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ArrivalTimes:
     """Fresh and idle ranks of a round and their arrival offsets; those named by a bit are first."""
 
     fresh: list[MemberId]
@@ -305,7 +305,7 @@ class Composition:
     """The log's weighing of the round; None until `Log.weigh` is called."""
     _offsets_us: list[int] | None = field(default=None, init=False)
     _shares: tuple[Share, ...] | None = field(default=None, init=False)
-    _heard: Heard | None = field(default=None, init=False)
+    _arrivals: ArrivalTimes | None = field(default=None, init=False)
     _asked: tuple[MemberId, Share | None] | None = field(default=None, init=False)
     """Last answer of `share_of`, kept because a rank asks for its own share several times."""
 
@@ -333,11 +333,11 @@ class Composition:
         return tuple(sorted([*self.ordinary, *more])) if more else self.ordinary
 
     @property
-    def heard(self) -> Heard:
+    def arrivals(self) -> ArrivalTimes:
         """Fresh and idle ranks and their arrival offsets; ranks inside a batch are left out."""
-        if self._heard is None:
+        if self._arrivals is None:
             first, came_us = len(self.ordinary), self.offsets_us
-            arrivals = Heard(
+            arrivals = ArrivalTimes(
                 list(self.ordinary),
                 came_us[:first],
                 [s.member for s in self.quiet],
@@ -350,12 +350,12 @@ class Composition:
                 if share.idle:
                     arrivals.idle.append(share.member)
                     arrivals.idle_us.append(share.offset_us)
-            self._heard = arrivals
-        return self._heard
+            self._arrivals = arrivals
+        return self._arrivals
 
     def fresh_at(self, us: int) -> MemberId:
         """Return a fresh rank whose arrival offset is `us`, in microseconds."""
-        arrivals = self.heard
+        arrivals = self.arrivals
         return arrivals.fresh[arrivals.fresh_us.index(us)]
 
     def share_of(self, member: MemberId) -> Share | None:

@@ -408,7 +408,7 @@ class Log:
         is_step = operation is not None and not operation.is_call
         ranks = len(made.contributors)
         if is_step:
-            ranks = len(made.heard.fresh) + len(self._computing(made))
+            ranks = len(made.arrivals.fresh) + len(self._computing(made))
         return Weighing(
             contributors=made.contributors,
             unit=1,
@@ -423,7 +423,7 @@ class Log:
 
     def _computing(self, made: Composition) -> frozenset[MemberId]:
         """Return the ranks of a script that compute the gradient of a step when GO is sent."""
-        arrivals = made.heard
+        arrivals = made.arrivals
         return (
             frozenset(self.with_state)
             .intersection(self.active)
@@ -684,7 +684,7 @@ class Log:
         if not go.streamed:
             self.round_us.append(go.round_us)
             # Keep a part of a large round, spread over all ranks, and other ranks in the next one.
-            fresh_us = made.heard.fresh_us
+            fresh_us = made.arrivals.fresh_us
             step = max(1, -(-len(fresh_us) // OFFSETS_MAX))
             self.offsets_us.extend(fresh_us[self.version % step :: step])
         self.version += 1

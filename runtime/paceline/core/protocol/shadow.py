@@ -77,8 +77,8 @@ def follow(
     Returns:
         The new report.
     """
-    fresh_us = sorted(made.heard.fresh_us)
-    end_us = max([*fresh_us[-1:], *made.heard.idle_us], default=0)
+    fresh_us = sorted(made.arrivals.fresh_us)
+    end_us = max([*fresh_us[-1:], *made.arrivals.idle_us], default=0)
     grace_us = grace_ns(settings, median_round_us) // NS_PER_US
     deadline_us = deadline_ns(settings, recent_offsets_us) // NS_PER_US
     modes = {}

@@ -200,7 +200,7 @@ class Hashed(Struct, frozen=True, tag=True):
     """Names and hashes of the parameters that all ranks of a group hold alike; empty elsewhere."""
 
 
-class Found(Struct, frozen=True, tag=True):
+class CheckpointFound(Struct, frozen=True, tag=True):
     """Newest checkpoint in the folder, or why it cannot be used."""
 
     checkpoint: Kept | None
@@ -264,7 +264,7 @@ Event = (
     | Reduced
     | Voided
     | Hashed
-    | Found
+    | CheckpointFound
     | Restored
     | NotRestored
     | Written

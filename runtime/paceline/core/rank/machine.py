@@ -33,6 +33,7 @@ from paceline.core.rank.events import (
     Begin,
     ChannelFailed,
     ChannelOpened,
+    CheckpointFound,
     Coming,
     Connected,
     Drain,
@@ -40,7 +41,6 @@ from paceline.core.rank.events import (
     Event,
     Finish,
     Flush,
-    Found,
     Hashed,
     Need,
     NotRestored,
@@ -141,8 +141,8 @@ class Rank:
                 rounds.on_failed(rank, event)
             case Hashed():
                 rounds.on_hashed(rank, event)
-            case Found():
-                rank.found = event
+            case CheckpointFound():
+                rank.on_disk = event
             case Restored(log=log):
                 membership.on_restored(rank, log)
             case NotRestored(problem=problem):

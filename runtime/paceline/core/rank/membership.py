@@ -141,8 +141,8 @@ def _report(rank: RankState) -> Prepared:
         leaving=rank.wants_to_leave,
         stopped=rank.has_state and log.stopped,
         request=rank.request_known,
-        checkpoint=rank.found.checkpoint,
-        checkpoint_problem=rank.found.problem,
+        checkpoint=rank.on_disk.checkpoint,
+        checkpoint_problem=rank.on_disk.problem,
         skips=tuple(sorted(log.skips)),
     )
 

@@ -29,9 +29,9 @@ from paceline.core.protocol.tree import TREE_ABOVE, Grid
 from paceline.core.rank.events import (
     Begin,
     ChangeBuffers,
+    CheckpointFound,
     Effect,
     Exit,
-    Found,
     ToCoordinator,
     ToPeer,
 )
@@ -196,7 +196,7 @@ class RankState:
     """True if the script has ended the job (`pl.stop`); a round has to carry that."""
     outside: bool = False
     """True if the script has ended since it can never join the others (S10)."""
-    found: Found = Found(None)  # noqa: RUF009 - frozen
+    on_disk: CheckpointFound = CheckpointFound(None)  # noqa: RUF009 - frozen
     """Newest checkpoint in the folder, as this rank has last looked."""
     saving: Saving = field(default_factory=Saving)
     pending: Pending = field(default_factory=Pending)
@@ -293,7 +293,7 @@ class RankState:
     @property
     def request_known(self) -> int:
         """Highest request number of its log, or of a checkpoint that it may go on from (R18)."""
-        kept = self.found.checkpoint
+        kept = self.on_disk.checkpoint
         return max(self.log.request, kept.request if kept else 0)
 
     @property
@@ -374,7 +374,7 @@ class RankState:
             members=rows_of(self.log.members),
             gen_active=rows_of(self.log.gen.active if self.log.gen else ()),
             released=self.released,
-            checkpoint=self.found.checkpoint,
+            checkpoint=self.on_disk.checkpoint,
         )
 
     def end(self, *, finished: bool, why: str) -> None:

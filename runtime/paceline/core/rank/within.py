@@ -1,7 +1,7 @@
 """Messages between the ranks of a group, over their own sockets (R50 to R54).
 
     lead -> the others    Welcome, Ordered, Interrupt, Total
-    the others -> lead    Greeting, Said, Came, Wrote, Mail, Square
+    the others -> lead    Greeting, FromScript, Came, Wrote, Mail, Square
 
 They are encoded as msgpack, like the messages between ranks of different members; never as a
 pickle.
@@ -59,7 +59,7 @@ class Total(Struct, frozen=True, tag=True):
     value: float
 
 
-class Said(Struct, frozen=True, tag=True):
+class FromScript(Struct, frozen=True, tag=True):
     """Event of the script of one rank."""
 
     event: ScriptEvent
@@ -89,7 +89,7 @@ class Square(Struct, frozen=True, tag=True):
     value: float
 
 
-ToLead = Greeting | Said | Came | Wrote | Mail | Square
+ToLead = Greeting | FromScript | Came | Wrote | Mail | Square
 FromLead = Welcome | Ordered | Interrupt | Total
 Message = ToLead | FromLead
 

@@ -64,12 +64,12 @@ class CheckpointService:
         self._metrics = CheckpointMetrics(record)
         self._writer = CheckpointWriter(self._path, identity, keep=spec.keep, post=post, pid=pid)
 
-    def look(self) -> ev.Found:
+    def look(self) -> ev.CheckpointFound:
         """Return the newest checkpoint in the folder now, or why it cannot be used."""
         try:
-            return ev.Found(disk.find(self._path, self._identity))
+            return ev.CheckpointFound(disk.find(self._path, self._identity))
         except CheckpointError as error:
-            return ev.Found(None, str(error))
+            return ev.CheckpointFound(None, str(error))
 
     def obey(self, order: Order) -> None:
         """Carry out an order of the state machine; the writer's answer is posted later."""

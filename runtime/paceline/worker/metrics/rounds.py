@@ -321,7 +321,7 @@ class RoundMetrics:
             How long after the first rank this one arrived, and when the last one arrived, in
             microseconds.
         """
-        arrivals, own_us = made.heard, own.offset_us
+        arrivals, own_us = made.arrivals, own.offset_us
         fresh_us = sorted(arrivals.fresh_us)
         lag_us = own_us - fresh_us[0]
         self._lag_s.observe(lag_us / US_PER_S)
@@ -365,11 +365,11 @@ class ShadowMetrics:
         self._waited_s = counter("paceline_shadow_waited_seconds_total")
         self._saved_s = {m: counter("paceline_shadow_saved_seconds_total", mode=m) for m in PARTIAL}
         self._late = {m: counter("paceline_shadow_late_gradients_total", mode=m) for m in PARTIAL}
-        self._seen: ShadowReport | None = None
+        self._previous: ShadowReport | None = None
 
     def follow(self, report: ShadowReport) -> None:
         """Count what a round in Shadow added; the first report is where counting begins."""
-        previous, self._seen = self._seen, report
+        previous, self._previous = self._previous, report
         if previous is None:
             return
         self._waited_s.add((report.waited_us - previous.waited_us) / US_PER_S)

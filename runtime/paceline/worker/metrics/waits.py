@@ -48,7 +48,7 @@ class AvoidedWaiting:
         Returns:
             The nanoseconds that this rank saved, and those that all ranks together saved.
         """
-        arrivals = made.heard
+        arrivals = made.arrivals
         saved = 0, 0
         if self._missing:
             # A rank that is fresh or idle has announced twice since; GO has the later time only.
@@ -88,7 +88,7 @@ class AvoidedWaiting:
         own_us: float = last_us - away_us.get(self._me, last_us)
         if last_us > begin_us and self._free:
             # The others would have waited from the last GO to the last arrival or their next wait.
-            free, arrivals, me = frozenset(self._free), made.heard, self._me
+            free, arrivals, me = frozenset(self._free), made.arrivals, self._me
             ends_us = last_us if me in free else begin_us
             total_us += (last_us - begin_us) * len(free)
             for members, came_us in (

@@ -301,8 +301,8 @@ when you take a test out.
 | `make test-fast` | tests without the marks below, with a twentieth of the examples of each \
 property | about 75 seconds |
 | `make test` | the checks of `make check`, and tests without the mark `exhaustive`, with a \
-tenth of the examples | 11 to 19 minutes; 23 to 27 the first time, when it builds a Kubernetes |
-| `make test-all` | the checks, and all tests | about an hour |
+tenth of the examples | 11 to 19 minutes; 23 to 29 the first time, when it builds a Kubernetes |
+| `make test-all` | the checks, and all tests | an hour to 80 minutes |
 
 The layer of a test follows from its marks. `processes` is for whatever starts a process: a rank, an
 agent, an operator, a Kubernetes; `cluster_programs` is for what `make cluster-programs` builds;

@@ -84,6 +84,24 @@ def test_a_sum_of_one_epoch_is_carried_and_known_to_be_reset() -> None:
     assert updates.in_place == {"errors"}
 
 
+def test_an_array_that_is_reset_at_times_is_carried_between() -> None:
+    updates = updates_of(
+        """
+        for step, x in enumerate(loader):
+            if step % 100 == 0:
+                errors = zeros(4)
+            errors += x
+            if flips:
+                x = x.flip(0)
+            else:
+                x = x.roll(1)
+            x = x * 2
+        """
+    )
+    assert updates.of_module() == {"errors"}
+    assert "errors" in updates.resets
+
+
 def test_an_attribute_that_another_method_sets_anew_is_known_to_be_reset() -> None:
     updates = updates_of(
         """

@@ -2,9 +2,9 @@
 
 `center = 0.9 * center + 0.1 * mean`, `memory[places] = features` and `self.mean += delta` make a
 tensor or an array from itself, and so does `total = self.count + n`, if `self.count = total`
-follows. `images = images.to(device)` does so too, but belongs to one batch:
-the loop in which it stands gives `images` another value each time. This module only reads sources;
-`own_counts` reads and sets the arrays.
+follows. `images = images / 255` does so too, but belongs to one batch: the loop in which it stands
+gives `images` another value each time. This module only reads sources; `own_counts` reads and sets
+the arrays.
 """
 
 from __future__ import annotations
@@ -88,6 +88,15 @@ def array_updates(tree: ast.Module) -> ArrayUpdates:
 
 
 @dataclass(slots=True)
+class _Rebinding:
+    """A statement that gives something a value of another kind."""
+
+    loops: Loops
+    always: bool
+    """True if each turn of the innermost loop makes it."""
+
+
+@dataclass(slots=True)
 class _Update:
     """A statement that makes something from itself."""
 
@@ -115,22 +124,24 @@ class _Scope:
         self.parameters = [each.arg for each in arguments if isinstance(each, ast.arg)]
         self.declared: set[str] = set()
         self.updates: list[_Update] = []
-        self.fresh: dict[str, list[Loops]] = {}
-        """Text of a target -> loops around the statements that give it a value of another kind."""
+        self.fresh: dict[str, list[_Rebinding]] = {}
+        """Text of a target -> statements that give it a value of another kind."""
+        self._words: dict[str, str] = {}
         self._calls: list[tuple[ast.Call, Loops]] = []
         self._sources: dict[str, tuple[set[str], bool]] = {}
         """Text of a target -> what its value was made of, perhaps by other variables, and True if
         that was computed and not only converted."""
         for statement in node.body:
-            self._visit(statement, (), frozenset())
+            self._visit(statement, (), frozenset(), always=True)
 
-    def _visit(self, node: ast.AST, loops: Loops, begun: frozenset[str]) -> None:
+    def _visit(self, node: ast.AST, loops: Loops, begun: frozenset[str], *, always: bool) -> None:
         """Note what a statement changes and binds.
 
         Args:
             node: The statement, or a part of it.
             loops: Loops around it.
             begun: Texts of targets whose first value is set here, as in `if x is None: x = ...`.
+            always: True if each turn of the innermost loop comes here.
         """
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
@@ -138,8 +149,9 @@ class _Scope:
             case ast.Global(names=names) | ast.Nonlocal(names=names):
                 self.declared.update(names)
             case ast.For() | ast.AsyncFor() | ast.While():
-                loops = (*loops, node)
-            case ast.If(test=test):
+                loops, always = (*loops, node), True
+            case ast.If(test=test, orelse=other):
+                always = always and bool(other)
                 inside = [each for part in ast.walk(node) for each, _ in _changed(part)]
                 begun = begun.union(read_in(test), map(ast.unparse, inside))
             case ast.Call():
@@ -155,10 +167,11 @@ class _Scope:
             elif text in sources and computed:
                 self.updates.append(_Update(target, loops, in_place=False))
             elif text not in begun and not _converts(node, text):
-                self.fresh.setdefault(text, []).append(loops)
+                self.fresh.setdefault(text, []).append(_Rebinding(loops, always))
+                self._words[text] = last_word(target)
             self._sources[text] = sources, computed
         for child in ast.iter_child_nodes(node):
-            self._visit(child, loops, begun)
+            self._visit(child, loops, begun, always=always)
 
     def _sources_of(self, value: ast.expr | None) -> tuple[set[str], bool]:
         """Return what a value is made of, and True if it is computed from that."""
@@ -196,7 +209,9 @@ class _Scope:
             target, text = update.target, ast.unparse(update.target)
             fresh, word = self.fresh.get(text, []), last_word(target)
             loop = update.loops[-1] if update.loops else None
-            through_loop = loop is not None and not any(loop in each for each in fresh)
+            through_loop = loop is not None and not any(
+                loop in each.loops and each.always for each in fresh
+            )
             match target:
                 case ast.Name() if self._is_shared(word):
                     updates.shared.add(word)
@@ -214,9 +229,9 @@ class _Scope:
                 updates.in_place.add(word)
         is_start = self.name in ("__init__", MODULE[0])
         for text, places in self.fresh.items():
-            word = text.rpartition(".")[2]
-            if any(places) or ("." in text and not is_start):
-                updates.resets.add(word)
+            is_variable = text == self._words[text]
+            if any(each.loops for each in places) or not (is_variable or is_start):
+                updates.resets.add(self._words[text])
 
     def _is_shared(self, name: str) -> bool:
         if name in self.declared:

@@ -56,6 +56,8 @@ class Counting:
     enumerated: list[tuple[str, int, int]] = field(default_factory=list)
     """Variable with the number of a loop over enumerate(), and the lines of its head."""
     arrays: ArrayUpdates = field(default_factory=ArrayUpdates)
+    held: set[str] = field(default_factory=set)
+    """Names of the arrays that one function carries."""
 
 
 @cache
@@ -118,6 +120,7 @@ def counting_of(code: CodeType) -> Counting:
         whole,
         names=whole.names & names,
         iterators=whole.iterators & names,
+        held=whole.arrays.of(code),
         loops=[each for each in whole.loops if each[0] in names],
         enumerated=[each for each in whole.enumerated if each[0] in names],
     )

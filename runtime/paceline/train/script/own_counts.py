@@ -43,6 +43,7 @@ from torch.utils.data import Dataset, Sampler
 
 from paceline.train.script.counting import Counting, counting_in, counting_of
 from paceline.train.script.held_arrays import (
+    Array,
     HeldArrays,
     Sent,
     SentArrays,
@@ -110,37 +111,31 @@ class NumberHolder:
     generator: GeneratorType[Any, Any, Any] | None = None
     """The generator whose frame this is, if it is one that waits."""
 
-    def numbers(self) -> Iterator[tuple[str, Any, Mapping[str, Any], str]]:
-        """Yield path and value of each number, what holds it, and its key there."""
-        values = self.values
+    def items(self) -> Iterator[tuple[str, Any, Mapping[str, Any], str]]:
+        """Yield path and value of what the source counts, what holds it, and its key there."""
+        values, keys, of_others = self.values, self.counting.keys, self.counting.of_others
         for name in self.names:
-            if name in values and _is_number(values[name]):
-                yield name, values[name], values, name
-        for path, entries, key in self._entries(self.counting.keys, self.counting.of_others):
-            if _is_number(entries[key]):
-                yield path, entries[key], entries, key
-
-    def held_arrays(self) -> Iterator[tuple[str, Any, Mapping[str, Any], str]]:
-        """Yield path and value of what may be an array, what holds it, and its key there."""
-        values, updates = self.values, self.counting.arrays
-        for name in self.arrays:
             if name in values:
                 yield name, values[name], values, name
-        for path, entries, key in self._entries(updates.keys, updates.of_others):
-            yield path, entries[key], entries, key
-
-    def _entries(
-        self, keys: set[str], of_others: set[str]
-    ) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Yield path, container and key of what the variables here hold under these words."""
         if not keys and not of_others:
             return
-        for variable, value in list(self.values.items()):
+        for variable, value in list(values.items()):
             if isinstance(value, CONTAINERS) and not variable.startswith("__"):
                 entries: dict[str, Any] = value if isinstance(value, dict) else vars(value)
                 for key in keys if entries is value else of_others:
                     if key in entries:
-                        yield f"{variable}[{key}]", entries, key
+                        yield f"{variable}[{key}]", entries[key], entries, key
+
+    def numbers(self) -> Iterator[tuple[str, Any, Mapping[str, Any], str]]:
+        """Yield the items that are numbers."""
+        return (item for item in self.items() if _is_number(item[1]))
+
+    def carries_array(self, holder: Mapping[str, Any], key: str) -> bool:
+        """Return True if the source makes an array of this name from itself."""
+        updates = self.counting.arrays
+        if holder is self.values:
+            return key in self.arrays
+        return key in updates.keys or key in updates.of_others
 
     def iterators(self) -> list[tuple[str, Any]]:
         """Return the iterators that the script advances by next()."""
@@ -208,7 +203,7 @@ class OwnCounts:
             held = {each for each in arrays.attributes if each in used or each in attributes}
             if isinstance(value, READING):
                 names &= counting.of_others - counting.of_self
-                held &= arrays.of_others
+                held &= names & arrays.of_others
                 arrays = replace(arrays, keys=set(), of_others=set())
                 counting = replace(counting, keys=set(), of_others=set(), iterators=set())
             counting = replace(
@@ -233,19 +228,19 @@ class OwnCounts:
         for place in self._places():
             steady: dict[str, Any] = {}
             sums: dict[str, Any] = {}
-            for path, value, _, key in place.numbers():
-                into = sums if key in place.counting.sums else steady
-                into[path] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+            own: dict[str, Array] = {}
+            for path, value, holder, key in place.items():
+                if _is_number(value):
+                    into = sums if key in place.counting.sums else steady
+                    is_tensor = isinstance(value, torch.Tensor)
+                    into[path] = value.detach().clone() if is_tensor else value
+                elif is_array(value) and place.carries_array(holder, key):
+                    own[path] = noted(value)
             if place.counting.iterators:
                 for name, iterator in place.iterators():
                     if (at := _position(iterator)) is not None:
                         sums[f"next({name})"] = at
             counts.append([place.path, steady, sums, place.loops()])
-            own = {
-                path: noted(value)
-                for path, value, *_ in place.held_arrays()
-                if path not in steady and path not in sums and is_array(value)
-            }
             if own:
                 arrays[place.path] = own
                 resets[place.path] = place.counting.arrays.resets
@@ -388,18 +383,15 @@ def _places_of(path: str, owner: Any, counting: Counting) -> Iterator[NumberHold
 
 
 def _counts(place: NumberHolder) -> bool:
-    return any(
-        any(True for _ in each)
-        for each in (place.numbers(), place.iterators(), place.held_arrays())
-    )
+    holds = any(_is_number(value) or is_array(value) for _, value, *_ in place.items())
+    return holds or bool(place.iterators())
 
 
 def _running(path: str, frame: FrameType, counting: Counting) -> NumberHolder:
-    arrays = counting.arrays.of(frame.f_code)
-    needed = counting.names or counting.of_others or counting.keys or counting.iterators or arrays
+    needed = counting.names or counting.of_others or counting.keys or counting.iterators
     inside = _at(frame, counting.loops) or _at(frame, counting.enumerated)
     values = _variables(frame) if needed or inside else {}
-    return NumberHolder(path, frame, values, counting.names, counting, arrays)
+    return NumberHolder(path, frame, values, counting.names, counting, counting.held)
 
 
 def _with_generators(place: NumberHolder) -> Iterator[NumberHolder]:
@@ -514,7 +506,7 @@ def _take(place: NumberHolder, numbers: Mapping[str, Number], loops: Mapping[str
 def _take_arrays(place: NumberHolder, arrays: Mapping[str, Sent]) -> None:
     """Set the arrays of a place to those of the same place of another rank."""
     changed: dict[str, Any] = {}
-    for path, value, holder, key in list(place.held_arrays()) if arrays else ():
+    for path, value, holder, key in list(place.items()) if arrays else ():
         if path not in arrays or not (value is None or is_array(value)):
             continue
         if key in place.counting.arrays.in_place and fill(value, arrays[path]):

@@ -175,3 +175,10 @@ def test_between_passes_only_arrays_that_outlive_an_epoch_are_taken() -> None:
     kept = settled_arrays(now, before, after, resets)
     assert kept["main"].keys() == {"weights", "settled"}
     assert settled_arrays(now, {}, {}, resets) == {}
+
+
+def test_an_array_that_has_changed_its_type_or_device_can_be_compared() -> None:
+    first = {"main": {"reset": torch.zeros(2), "moved": torch.zeros(2, device="meta")}}
+    now = {"main": {"reset": torch.zeros(2).double(), "moved": torch.zeros(2)}}
+    kept = settled_arrays(now, first, now, {"main": {"reset", "moved"}})
+    assert kept == now

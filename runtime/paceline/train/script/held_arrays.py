@@ -80,13 +80,14 @@ def settled_arrays(
     return kept
 
 
-def _same(one: Array, other: Array | None) -> bool:
-    if other is None or type(one) is not type(other) or one.shape != other.shape:
-        return False
+def _same(one: Array, other: Array) -> bool:
     if one is other:
         return True
-    equal: bool = torch.equal(one, other) if torch.is_tensor(one) else np.array_equal(one, other)
-    return equal
+    if type(one) is not type(other) or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if isinstance(one, torch.Tensor):  # torch.equal() fails for two devices
+        return one.device == other.device and torch.equal(one, other)
+    return np.array_equal(one, other)
 
 
 def fill(own: Array, new: Sent) -> bool:
